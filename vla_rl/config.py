@@ -52,11 +52,11 @@ KINDS: dict[str, dict[str, str]] = {
         "conformal": "real_robot.failure.config:FailureConfig",
     },
     "transport": {
-        "ros1": "real_robot.transports.configs:Ros1Config",
+        "ros1": "real_robot.transports.ros1:Ros1Config",
         "ros2": "real_robot.transports.configs:Ros2Config",
-        "rclpy": "real_robot.transports.configs:RclpyConfig",
+        "rclpy": "real_robot.transports.rclpy_node:RclpyConfig",
         "rosbridge": "real_robot.transports.configs:RosbridgeConfig",
-        "lerobot": "real_robot.transports.configs:LeRobotConfig",
+        "lerobot": "real_robot.transports.lerobot:LeRobotConfig",
     },
     "policy": {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",

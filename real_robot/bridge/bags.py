@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rosbags.highlevel import AnyReader, AnyReaderError
 
 from real_robot.bridge.codec import begins_near, check_frame, read_action, read_image, read_state
 from real_robot.contract.channels import ActionSink, AlignConfig, ImageSource, StateSource
@@ -223,8 +224,6 @@ def _frames(
 
 
 def _read_streams(bag: Path, streams: Sequence[_Stream]) -> None:
-    from rosbags.highlevel import AnyReader, AnyReaderError
-
     if not bag.exists():
         raise BagError(f"{bag}: no such file or folder")
     by_topic: dict[str, list[_Stream]] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 
+import cv2
 import numpy as np
+from PIL import Image as Pillow
 
 from real_robot.contract.channels import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
 from real_robot.contract.contract import RobotContract
@@ -59,16 +61,12 @@ def decode_image(
         raise MessageError(f"image of {height} x {width}, the contract says {published[0]} x {published[1]}")
     if size is None or picture.shape[:2] == size:
         return picture
-    import cv2
-
     shrinks = picture.shape[0] >= size[0] and picture.shape[1] >= size[1]
     return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def encode_image(picture: np.ndarray, kind: str, quality: int = 95) -> bytes:
     """A picture, uint8 (height, width, 3) RGB, as a "jpeg" (of that quality) or "png" file."""
-    from PIL import Image as Pillow
-
     buffer = io.BytesIO()
     Pillow.fromarray(picture).save(buffer, kind, **({"quality": quality} if kind == "jpeg" else {"compress_level": 1}))
     return buffer.getvalue()
@@ -93,8 +91,6 @@ def _decode_raw(message: Image) -> np.ndarray:
 
 
 def _decode_file(data: bytes) -> np.ndarray:
-    from PIL import Image as Pillow
-
     # libjpeg fills the missing part of a cut-off file with gray and only warns.
     if data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END):
         raise MessageError("JPEG cut off: it has no end marker")
@@ -141,8 +137,7 @@ def read_image(source: ImageSource, message: Message) -> np.ndarray:
         MessageError: not readable, or of another size than the contract says that the camera publishes.
     """
     assert isinstance(message, Image | CompressedImage)
-    picture = decode_image(message, source.size, source.published)
-    return np.ascontiguousarray(picture[..., ::-1]) if source.swap_red_blue else picture
+    return decode_image(message, source.size, source.published)
 
 
 def read_state(source: StateSource, message: Message) -> np.ndarray:
@@ -152,7 +147,7 @@ def read_state(source: StateSource, message: Message) -> np.ndarray:
         MessageError: a joint missing, another number of values, NaN or infinity.
     """
     if isinstance(message, JointState):
-        values = _by_name(source.joints, message.name, getattr(message, source.quantity))
+        values = _by_name(source.joints, message.name, message.position)
     elif isinstance(message, PoseStamped):
         values = _read_pose(source, message)
     elif isinstance(message, WrenchStamped):

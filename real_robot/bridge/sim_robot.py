@@ -27,7 +27,9 @@ Topics (all stamped with the wall clock):
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +47,7 @@ from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.types import EpisodeSpec, Split
 
 FRAME = "table"
+SCALES = (1.0, 1.0, 1.0, 10.0, 10.0, 10.0)  # m/s and rad/s for an action of 1
 FINGERS = ("finger_left", "finger_right")
 BEGIN, RESET = "/episode/begin", "/scene/reset"  # services
 _POLL = 0.02  # seconds between looks at the world while the simulator waits for a command
@@ -62,10 +65,7 @@ class SimRobotConfig(Config):
     image_format: Literal["jpeg", "png"] = Field(
         default="jpeg", description="How the cameras' pictures are compressed."
     )
-    jpeg_quality: int = Field(default=95, ge=1, le=100, description="Quality of jpeg pictures.")
     command_timeout: float = Field(default=0.1, gt=0, description="Seconds for which a twist is followed, at speed 1.")
-    linear_scale: float = Field(default=1.0, gt=0, description="m/s for an action of 1.")
-    angular_scale: float = Field(default=10.0, gt=0, description="rad/s for an action of 1.")
     publish_expert: bool = Field(
         default=False,
         description="Say on /expert/command what the simulator's scripted expert would do next, for a scripted person. "
@@ -133,7 +133,6 @@ class SimRobot:
         if config.task not in self._spec.tasks:
             raise ConfigError(f"sim-robot.task: got {config.task!r}, allowed: {', '.join(self._spec.tasks)}")
         self._period = 1 / (self._spec.control_hz * config.speed)
-        self._scales = np.array([config.linear_scale] * 3 + [config.angular_scale] * 3)
         self._state = EpisodeState()
         self._index, self._num_begun = config.index, 0
         self._succeeded_at = 0  # the step, where the episode has succeeded
@@ -305,7 +304,7 @@ class SimRobot:
         state = self._state
         action = np.zeros(self._spec.action_dim, np.float32)
         if twist is not None:
-            action[:6] = twist.values / self._scales
+            action[:6] = twist.values / np.array(SCALES)
         if gripper is not None and len(gripper.values):
             action[6] = gripper.values[0]
         if self._trace is not None:
@@ -360,7 +359,7 @@ class SimRobot:
         joints.header.stamp = now
         self._joints.publish(joints)
         for camera, picture in observation.images.items():
-            data = encode_image(picture, self.config.image_format, self.config.jpeg_quality)
+            data = encode_image(picture, self.config.image_format)
             image = CompressedImage(format=self.config.image_format, data=data)
             image.header.stamp, image.header.frame_id = now, camera
             self._image[camera].publish(image)
@@ -371,7 +370,7 @@ class SimRobot:
         from std_msgs.msg import Float64MultiArray
 
         action = self._env.expert_action().astype(np.float64)
-        action[:6] *= self._scales
+        action[:6] *= np.array(SCALES)
         publisher.publish(Float64MultiArray(data=[*action.tolist(), float(self._env.expert_remaining())]))
 
 
@@ -382,8 +381,6 @@ def _name(state: EpisodeState) -> str:
 
 def run_sim_robot(config: SimRobotConfig, master: str) -> None:
     """Run the node until SIGINT or SIGTERM; with `master` "new", also a ROS master."""
-    import os
-    import signal
 
     def say(text: str) -> None:
         print(f"sim_robot: {text}", flush=True)

@@ -11,12 +11,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from real_robot.bridge.bags import read_frames
 from real_robot.bridge.codec import encode_image
 from real_robot.bridge.robot import TopicRobot
 from real_robot.calibration.hand_eye import angle_between, pose_of
 from real_robot.calibration.intrinsics import BoardConfig, BoardFinder
 from real_robot.contract.channels import AlignConfig, ConversionConfig, StateSource
 from real_robot.contract.contract import RobotContract
+from real_robot.contract.joint_mapping import measured_joints
+from real_robot.kinematics.arm_model import ArmModel
 from real_robot.transports.base import QosConfig, Transport, TransportError
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
@@ -141,9 +144,6 @@ def _pose_source(contract: RobotContract, topic: str) -> StateSource:
 def _from_joints(contract: RobotContract, link: str) -> Callable[[np.ndarray], np.ndarray]:
     if contract.model is None:
         raise ConfigError(f"--link: {contract.name} has no `model` (URDF or MJCF) to compute {link!r} with")
-    from real_robot.contract.joint_mapping import measured_joints
-    from real_robot.kinematics.arm_model import ArmModel
-
     arm = ArmModel(contract.model, Path(contract.model.file))
     number, measured = arm.link(link), measured_joints(contract, contract.model)
     if not measured:
@@ -230,8 +230,6 @@ def collect_bags(
     reader: PoseReader, camera: str, bags: Sequence[Path], folder: Path, board: BoardConfig, say: Say
 ) -> int:
     """Take a pair wherever a recording shows the board and an arm that stands, at a new pose. Returns how many."""
-    from real_robot.bridge.bags import read_frames
-
     write_board(folder, board)
     finder, taken = BoardFinder(board), 0
     contract = _for_bags(reader.contract, camera)

@@ -160,9 +160,6 @@ class ImageSource(SourceConfig):
         default=None,
         description="(height, width) that the camera publishes; pictures of another size are refused. null: any.",
     )
-    swap_red_blue: bool = Field(
-        default=False, description="Swap red and blue, for drivers that compress BGR pictures as if they were RGB."
-    )
 
     @model_validator(mode="after")
     def _check_camera(self) -> ImageSource:
@@ -194,7 +191,6 @@ class StateSource(SourceConfig):
         "std_msgs/Bool",
     ] = Field(description="Message type. Of a wrench: force x, y, z in N, then torque x, y, z in Nm.")
     joints: tuple[str, ...] = Field(default=(), description="JointState: these joints, by name, in this order.")
-    quantity: Literal["position", "velocity", "effort"] = Field(default="position", description="JointState: of what.")
     parts: tuple[Literal["position", "quaternion", "axis_angle"], ...] = Field(
         default=("position", "quaternion"), description="PoseStamped: what to take, in order."
     )
@@ -221,9 +217,7 @@ class StateSource(SourceConfig):
         topic = self.topic.strip("/").replace("/", ".")
         match self.type:
             case "sensor_msgs/JointState":
-                return (
-                    self.joints if self.quantity == "position" else tuple(f"{j}.{self.quantity}" for j in self.joints)
-                )
+                return self.joints
             case "geometry_msgs/PoseStamped":
                 return tuple(f"{topic}.{name}" for part in self.parts for name in POSE_PARTS[part])
             case "geometry_msgs/WrenchStamped":

@@ -23,7 +23,7 @@ from real_robot.contract.sections import (
     WatchConfig,
 )
 from real_robot.transports.base import TransportConfig
-from real_robot.transports.configs import Ros1Config
+from real_robot.transports.ros1 import Ros1Config
 from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError, component
 

@@ -67,7 +67,7 @@ def measured_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled]
         for place in range(source.num_values):
             scale, offset = source.convert.of(place)
             link = model.states.get(number)
-            if link is None and source.joints and source.quantity == "position":
+            if link is None and source.joints:
                 link = model.joint_of(source.joints[place])
             if link is not None and scale != 0:
                 found.append(Scaled(number, link.joint, link.scale / scale, link.offset - link.scale * offset / scale))

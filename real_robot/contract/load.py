@@ -8,14 +8,13 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.joint_mapping import Scaled, commanded_joints
 from real_robot.contract.model import ModelConfig
-from real_robot.contract.robot_file import JointFacts, read_joints
 from real_robot.contract.safety import DimensionLimits, SafetyConfig
 from vla_rl.config import ConfigError, apply_overrides, read_yaml, validate
 
@@ -94,6 +93,8 @@ def apply_limits(contract: RobotContract) -> RobotContract:
     model = contract.model
     if model is None:
         return contract
+    from real_robot.contract.robot_file import read_joints  # with MuJoCo, which robots without a model do without
+
     facts = read_joints(Path(model.file))
     links = {link.number: link for link in commanded_joints(contract, model)}
     dimensions = list(contract.safety.dimensions)
@@ -109,7 +110,7 @@ def apply_limits(contract: RobotContract) -> RobotContract:
 
 
 def _narrowed(
-    limits: DimensionLimits, link: Scaled, facts: dict[str, JointFacts], model: ModelConfig
+    limits: DimensionLimits, link: Scaled, facts: Mapping[str, Any], model: ModelConfig
 ) -> Iterator[tuple[str, float]]:
     """(limit, value) that the file changes, in the action's unit."""
     fact = facts.get(link.joint)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from real_robot.transports.base import QosConfig
 from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
@@ -120,7 +119,6 @@ class ModelConfig(FiniteConfig):
         description="sensor_msgs/JointState topic that measures the joints, and their efforts, for these checks alone; "
         "needed where the observed state does not have them.",
     )
-    joint_states_qos: QosConfig = QosConfig()
     max_effort: dict[str, float] = Field(
         default={}, description="Joint -> largest measured effort, Nm (N); beyond it it holds. Needs joint_states."
     )

@@ -13,14 +13,12 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 from xml.etree import ElementTree
 
-from vla_rl.config import ConfigError
+import mujoco
 
-if TYPE_CHECKING:
-    import mujoco
+from vla_rl.config import ConfigError
 
 MAX_BYTES = 16_000_000  # of the file; of each mesh, ten times that
 MESHES = (".stl", ".obj", ".msh")  # what MuJoCo reads
@@ -91,8 +89,6 @@ def load_spec(path: Path, packages: dict[str, str]) -> mujoco.MjSpec:
     root = _parse(path)
     if root.tag == "mujoco":
         return _load_mjcf(path)
-    import mujoco
-
     for link in root.findall("link"):
         for visual in link.findall("visual"):
             link.remove(visual)
@@ -204,8 +200,6 @@ def _package_folders(name: str, path: Path, packages: dict[str, str]) -> list[Pa
 
 
 def _load_mjcf(path: Path) -> mujoco.MjSpec:
-    import mujoco
-
     try:
         return mujoco.MjSpec.from_file(str(path))
     except ValueError as error:
@@ -224,8 +218,6 @@ def compile_spec(spec: mujoco.MjSpec, path: Path) -> mujoco.MjModel:
 
 
 def _mjcf_joints(model: mujoco.MjModel) -> dict[str, JointFacts]:
-    import mujoco
-
     hinge, slide = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
     joints: dict[str, JointFacts] = {}
     for i in range(model.njnt):
@@ -241,8 +233,6 @@ def _mjcf_joints(model: mujoco.MjModel) -> dict[str, JointFacts]:
 
 
 def _mjcf_effort(model: mujoco.MjModel, joint: int) -> float:
-    import mujoco
-
     efforts = [float(model.jnt_actfrcrange[joint, 1])] if model.jnt_actfrclimited[joint] else []
     for i in range(model.nu):
         if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and model.actuator_trnid[i, 0] == joint:
@@ -252,8 +242,6 @@ def _mjcf_effort(model: mujoco.MjModel, joint: int) -> float:
 
 
 def _mjcf_mimic(model: mujoco.MjModel, joint: int) -> Mimic | None:
-    import mujoco
-
     for i in range(model.neq):
         if model.eq_type[i] == mujoco.mjtEq.mjEQ_JOINT and model.eq_obj1id[i] == joint and model.eq_obj2id[i] >= 0:
             offset, multiplier, *rest = model.eq_data[i, :5]

@@ -215,9 +215,6 @@ class SafetyConfig(FiniteConfig):
         gt=0,
         description="Seconds: hold when the newest command is older. Position: where it is; velocity: 0.",
     )
-    clock_tolerance: float = Field(
-        default=0.02, ge=0, description="Seconds that a stamp may lie in the future before it is refused."
-    )
     max_refused: int = Field(
         default=10,
         ge=1,

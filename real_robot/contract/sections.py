@@ -66,11 +66,6 @@ class GuardConfig(FiniteConfig):
     """How `vla-rl robot-guard` and a guarded deploy find each other, and when the guard brakes."""
 
     required: bool = Field(default=False, description="Deploy always drives through the guard, as with --guarded.")
-    suffix: str = Field(
-        default="/guarded",
-        pattern=r"^[A-Za-z0-9_/]+$",
-        description="Appended to each action topic, for the commands to the guard.",
-    )
     timeout: float | None = Field(
         default=None,
         gt=0,
@@ -155,7 +150,6 @@ class ExecutionConfig(FiniteConfig):
         le=600,
         description="Seconds that the policy server may take to answer; then it is asked anew.",
     )
-    retry_after: float = Field(default=0.2, ge=0, description="Seconds to wait after a failed inference.")
     max_blind: float = Field(
         default=0.3,
         gt=0,

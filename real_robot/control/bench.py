@@ -29,6 +29,8 @@ from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.supervisor import Supervisor
 from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
+from vla_rl.policies.fake_input import fake_env_spec, fake_statistics
+from vla_rl.policies.openvla.config import OpenVLAConfig
 
 CAMERAS = ("front", "wrist")
 ACTION_DIM, STATE_DIM = 7, 8
@@ -36,9 +38,6 @@ ACTION_DIM, STATE_DIM = 7, 8
 
 def write_policy(folder: Path) -> None:
     """A tiny policy with fresh weights and two cameras."""
-    from vla_rl.policies.fake_input import fake_env_spec, fake_statistics
-    from vla_rl.policies.openvla.config import OpenVLAConfig
-
     spec = fake_env_spec(CAMERAS, state_dim=STATE_DIM, action_dim=ACTION_DIM)
     policy = OpenVLAConfig(kind="openvla", cameras=CAMERAS, decoder="parallel").build(spec)
     policy.set_norm_stats(action=fake_statistics(ACTION_DIM), state=fake_statistics(STATE_DIM, gripper=False))

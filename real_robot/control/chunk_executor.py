@@ -21,6 +21,8 @@ import numpy as np
 from real_robot.contract.sections import ExecutionConfig, RealTimeChunking
 from real_robot.types import Command, RobotObservation
 
+RETRY_AFTER = 0.2  # seconds to wait after a failed inference
+
 
 class Infer(Protocol):
     """A policy: one observation to a chunk, float32 (H, A). May block and raise.
@@ -303,7 +305,7 @@ class ChunkExecutor:
                 self._num_failed += 1
                 if generation == self._generation:  # what is queued was made before the failure: not to be executed
                     self._drop_chunks()
-                self._lock.wait_for(lambda: self._closed, self.config.retry_after)
+                self._lock.wait_for(lambda: self._closed, RETRY_AFTER)
                 return
             self._latencies.append(now - start)
             self._delays.append(now - asked)

@@ -17,13 +17,43 @@ from typing import Protocol
 
 import numpy as np
 
-from real_robot.bridge.robot import Robot
 from real_robot.control.supervisor import RUNNING, STOPPED, SentCommand, Supervisor
 from real_robot.types import Command, Deadman, RobotObservation
 
 _log = logging.getLogger(__name__)
 WAIT = Command(np.zeros(0, np.float32), "hold", 0.0)  # of an action source: send nothing until there is an action
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
+
+
+class Robot(Protocol):
+    """What the control loop needs of a robot."""
+
+    def read(self) -> RobotObservation | None:
+        """The present observation, or None where some part of it is missing or too old. Does not block."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Block until the reference topic has a message that `read` has not used, at most `timeout` seconds."""
+        ...
+
+    def send(self, values: np.ndarray, moves: bool = True) -> None:
+        """Send an action, float32 (A,). `moves` False: it brakes or stands, so goals under way are canceled as well."""
+        ...
+
+    def halt(self) -> None:
+        """Cancel goals that are under way: the robot is not to move, and nothing is sent."""
+        ...
+
+    def flush(self, before: float = float("inf")) -> None:
+        """Forget what was received before that time (monotonic), and trust the clocks as they are now."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """Why the robot cannot be relied on now, or None."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class ActionSource(Protocol):

@@ -28,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_FROZEN_TICKS = 5
+CLOCK_TOLERANCE = 0.02  # seconds that a stamp may lie in the future before it is refused
 RUNNING, HOLDING, STOPPED = "running", "holding", "stopped"
 ASKED_TO_HOLD = "asked to hold"  # why it holds where a command said so
 
@@ -267,7 +268,7 @@ class Supervisor:
             return requested, "bad_command"
         age = now - command.stamp
         newest = self._target.stamp if self._target is not None else -math.inf
-        if not -self.config.clock_tolerance <= age <= self.config.command_timeout or command.stamp < newest:
+        if not -CLOCK_TOLERANCE <= age <= self.config.command_timeout or command.stamp < newest:
             return requested, "stale_command"
         if command.stamp < self._not_before:
             return requested, "dropped_command"
@@ -347,7 +348,7 @@ class Supervisor:
         if self._observation is None:
             return False
         age = now - self._observation.stamp
-        return -self.config.clock_tolerance <= age <= self.config.observation_timeout
+        return -CLOCK_TOLERANCE <= age <= self.config.observation_timeout
 
     def _staleness(self) -> str:
         """Told once for as long as it lasts: which stream's fault it is may only be known after a while."""
@@ -363,7 +364,7 @@ class Supervisor:
 
     def _trouble_with(self, observation: RobotObservation, now: float) -> str | None:
         state = np.asarray(observation.state)
-        if not math.isfinite(observation.stamp) or observation.stamp > now + self.config.clock_tolerance:
+        if not math.isfinite(observation.stamp) or observation.stamp > now + CLOCK_TOLERANCE:
             return f"observation refused: its stamp {observation.stamp:.3f} is not in the past (now {now:.3f})"
         if self._observation is not None and observation.stamp < self._observation.stamp:
             return "observation refused: older than the one before"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPP
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
 from real_robot.deploy.policy_gate import PolicyGate, hold_on_change, open_gate
 from real_robot.deploy.tick_log import TickLog
+from real_robot.failure.detector import FailureDetector
 from real_robot.failure.watch import DetectorThread, FailureWatch, Overseer, load_detector
 from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
-from real_robot.kinematics.check import ModelCheck
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
@@ -46,9 +46,6 @@ from real_robot.serving.network import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.types import EpisodeSpec
-
-if TYPE_CHECKING:
-    from real_robot.failure.detector import FailureDetector
 
 _log = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -277,7 +274,11 @@ def _supervisor(
 ) -> Supervisor:
     """The supervisor, with the robot's own checks, and that against its model where the contract names one."""
     safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-    checks = [] if contract.model is None else [ModelCheck(contract, robot.transport)]
+    checks = []
+    if contract.model is not None:
+        from real_robot.kinematics.check import ModelCheck  # with MuJoCo, which robots without a model do without
+
+        checks = [ModelCheck(contract, robot.transport)]
     for check in checks:
         say(f"model: {check.summary()}")
     why_stale, state_checks = robot.why_no_observation, [*checks, *robot.state_checks]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from real_robot.client_package.vla_rl_client import PolicyClientError
 from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import Tick
 from real_robot.deploy.options import check_fit
+from real_robot.failure.detector import FailureDetector
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.identity import UNKNOWN, PolicyIdentity
 from real_robot.types import RobotObservation
-
-if TYPE_CHECKING:
-    from real_robot.failure.detector import FailureDetector
 
 
 class PolicyChanged(PolicyClientError):

@@ -14,10 +14,8 @@ from real_robot.contract.channels import AlignConfig, StateSource
 from real_robot.contract.contract import RobotContract
 from real_robot.doctor.listen import Findings, listen
 from real_robot.doctor.topics import check_sink, check_source, near, unless_busy
-from real_robot.kinematics.check import ModelCheck
 from real_robot.transports.base import Endpoint, TransportError
-from real_robot.transports.configs import LeRobotConfig
-from real_robot.transports.lerobot import ACTION, OBSERVATION, device_values
+from real_robot.transports.lerobot import ACTION, OBSERVATION, LeRobotConfig, device_values
 from real_robot.transports.lerobot_devices import DeviceError, camera_names, make_device, number_names
 from real_robot.transports.messages import Bool, String, WrenchStamped
 from real_robot.transports.ros.install import RosInstallError
@@ -97,6 +95,8 @@ def check_model(contract: RobotContract) -> list[Check]:
     """Whether the robot's URDF or MJCF can be used, with all its meshes, and what is not kept apart."""
     if contract.model is None:
         return []
+    from real_robot.kinematics.check import ModelCheck  # with MuJoCo
+
     try:
         return [Check("model", "ok", ModelCheck(contract).summary())]
     except ConfigError as error:

@@ -86,12 +86,6 @@ class SAFEConfig(ScoreConfig):
         default="constant",
         description="How the threshold varies over time; a probability has a scale of its own, so it is constant.",
     )
-    input_dropout: float = Field(
-        default=0.5,
-        ge=0,
-        lt=1,
-        description="Dropout of the embedding while training; a few thousand episodes overfit without.",
-    )
     network: NetworkConfig = NetworkConfig(
         width=128, layers=1, dropout=0.3, steps=1000, batch_size=64, weight_decay=0.1
     )

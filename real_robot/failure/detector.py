@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.conformal import MIN_SHAPE, Band, CalibrationError, Shape, successes_needed
+from real_robot.failure.float_ot import FloatOT
+from real_robot.failure.learned_scorers import RND, SAFELSTM, SAFEMLP, LogpZO
 from real_robot.failure.scorer import Scorer
 from vla_rl.common.atomic import atomic_folder, write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
@@ -78,9 +82,6 @@ class Identity:
 
 def scorer_classes() -> dict[str, type[Scorer]]:
     """kind -> class, of every score there is."""
-    from real_robot.failure.float_ot import FloatOT
-    from real_robot.failure.learned_scorers import RND, SAFELSTM, SAFEMLP, LogpZO
-
     return {scorer.kind: scorer for scorer in (FloatOT, RND, LogpZO, SAFEMLP, SAFELSTM)}
 
 
@@ -156,8 +157,6 @@ class FailureDetector:
 
     def save(self, folder: Path) -> None:
         """Write safetensors and JSON; the folder appears whole or not at all, and replaces one of the same name."""
-        from safetensors.numpy import save_file
-
         shapes = list(self.band.shapes.items())
         tensors = {f"scorer.{name}": array for name, array in self.scorer.tensors().items()}
         for number, (_, shape) in enumerate(shapes):
@@ -188,9 +187,6 @@ class FailureDetector:
             DetectorError: missing, damaged, or fitted for another checkpoint.
             ConfigError: it needs a package that is not installed.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         folder = Path(folder)
         if several := sorted(str(path.parent) for path in folder.glob(f"detectors/*/{CONFIG_FILE}")):
             raise DetectorError(f"{folder} holds several detectors; choose one: {', '.join(several)}")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 
+INPUT_DROPOUT = 0.5  # of the embedding while SAFE is trained; a few thousand episodes overfit without
+
+
 class MLP:
     """Linear layers with ReLU between them: weights float32 (out, in) and biases (out,), as torch stores them."""
 
@@ -246,7 +249,7 @@ class SAFEMLP(Scorer):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = make_mlp(inputs.shape[-1], 1, config.network)
-            drop = torch.nn.Dropout(config.input_dropout)
+            drop = torch.nn.Dropout(INPUT_DROPOUT)
 
             def loss(rows: torch.Tensor, _: torch.Generator) -> torch.Tensor:
                 score = torch.sigmoid(network(drop(inputs[rows]))[..., 0]) * alive[rows]
@@ -296,7 +299,7 @@ class SAFELSTM(Scorer):
             lstm = torch.nn.LSTM(inputs.shape[-1], config.network.width, batch_first=True)
             dropout, head = torch.nn.Dropout(config.network.dropout), torch.nn.Linear(config.network.width, 1)
             network = torch.nn.ModuleList([lstm, dropout, head])
-            drop = torch.nn.Dropout(config.input_dropout)
+            drop = torch.nn.Dropout(INPUT_DROPOUT)
             position = alive.cumsum(1) / alive.sum(1, keepdim=True)
             at = torch.where(failed[:, None], position, torch.ones_like(position)) * alive
 

@@ -13,20 +13,19 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Plot
+from matplotlib.ticker import MaxNLocator
+from rich.table import Table
 
 from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, FailureDetector
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 from vla_rl.report.page import page_template
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Plot
-    from rich.table import Table
 
 NUM_RESAMPLES = 2000
 RESULT_FILE, PAGE_FILE = "failure.json", "failure.html"
@@ -309,11 +308,8 @@ def _picture(report: FailureReport) -> bytes:
 
 def draw_scores(report: FailureReport) -> Plot:
     """The chart: one row a detector, one column a task."""
-    from matplotlib import figure as mpl
-    from matplotlib.ticker import MaxNLocator
-
     tasks = list(dict.fromkeys(report.episodes.tasks))
-    figure = mpl.Figure(figsize=(2.6 * len(tasks) + 0.6, 2.1 * len(report.curves) + 0.5), dpi=110, layout="constrained")
+    figure = Plot(figsize=(2.6 * len(tasks) + 0.6, 2.1 * len(report.curves) + 0.5), dpi=110, layout="constrained")
     axes = figure.subplots(len(report.curves), len(tasks), squeeze=False)
     for row, (kind, curves) in zip(axes, report.curves.items(), strict=True):
         for panel, task in zip(row, tasks, strict=True):

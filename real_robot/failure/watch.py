@@ -16,17 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from real_robot.contract.sections import WatchConfig
 from real_robot.control.robot_loop import ActionSource, Tick
 from real_robot.control.supervisor import RUNNING
+from real_robot.failure.detector import DetectorError, FailureDetector, Score
 from real_robot.types import Command, RobotObservation
-
-if TYPE_CHECKING:
-    from real_robot.failure.detector import FailureDetector, Score
 
 
 class _Task:
@@ -127,8 +125,6 @@ class DetectorThread:
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        from real_robot.failure.detector import Score
-
         episode, broken = -1, ""
         while True:
             with self._changed:
@@ -371,8 +367,6 @@ def load_detector(folder: Path, server: str, facts: Mapping[str, Any]) -> Failur
         DetectorError: missing, damaged, fitted on another checkpoint, or the server cannot give what it needs.
         ConfigError: it needs a package that is not installed.
     """
-    from real_robot.failure.detector import DetectorError, FailureDetector
-
     if not facts.get("policy_hash") or not facts.get("embedding"):
         raise DetectorError(
             f"the policy server at {server} gives no embeddings, or does not tell its policy's hash: a failure "

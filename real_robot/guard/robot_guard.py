@@ -1,6 +1,6 @@
 """`vla-rl robot-guard`: a small process beside the robot's driver, which stands in for deploy where that dies.
 
-Deploy publishes each action topic under another name (`guard.suffix`). The guard forwards what comes there to the
+Deploy publishes each action topic under another name (`SUFFIX`). The guard forwards what comes there to the
 driver's own topics, within the contract's limits, and brakes when nothing comes any more: whatever became of deploy,
 its machine or the network between. It is deploy's control loop and supervisor, with commands from the graph as actions.
 """
@@ -23,7 +23,7 @@ from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, SafetyEvent, Supervisor
-from real_robot.guard.robot_lock import claim
+from real_robot.guard.robot_lock import SUFFIX, claim
 from real_robot.operator.operators import Operators, TopicOperator
 from real_robot.transports.base import Graph, Transport, TransportError
 from real_robot.transports.messages import Message, MessageError
@@ -46,7 +46,7 @@ def guarded_sinks(contract: RobotContract) -> tuple[ActionSink, ...]:
     """
 
     def told(sink: ActionSink) -> ActionSink:
-        topic = sink.topic + contract.guard.suffix
+        topic = sink.topic + SUFFIX
         if sink.is_goal:
             return ActionSink(topic=topic, type="std_msgs/Float64MultiArray", indices=sink.indices)
         return sink.model_copy(update={"topic": topic})

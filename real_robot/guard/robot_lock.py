@@ -37,6 +37,7 @@ TOPIC = "/vla_rl/drivers"  # std_msgs/String, JSON
 Role = Literal["deploy", "guarded deploy", "robot-guard"]
 TOGETHER = {"guarded deploy", "robot-guard"}  # the only two that may have one robot
 _log = logging.getLogger(__name__)
+SUFFIX = "/guarded"  # of each action topic, for the commands to the guard
 PERIOD = 0.2  # seconds between two words
 EXPIRY = 2.0  # seconds of silence after which a lease is void
 SETTLE = 1.0  # seconds that a claim waits for others at least
@@ -302,7 +303,7 @@ def claim(
     if not isinstance(transport, Graph):
         return None
     topics = [sink.topic for sink in contract.action]
-    suffix = contract.guard.suffix if role == "guarded deploy" else ""
+    suffix = SUFFIX if role == "guarded deploy" else ""
     publishes = [topic + suffix for topic in topics]
     lock = RobotLock(transport, new_lease(role, contract.name, topics), publishes, contract.other_publishers)
     stack.callback(lock.close)

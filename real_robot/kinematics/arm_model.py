@@ -18,17 +18,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import mujoco
 import numpy as np
 
 from real_robot.contract.model import ModelConfig
 from real_robot.contract.robot_file import JointFacts, compile_spec, leader, load_spec, read_joints
 from real_robot.kinematics.pairs import Pair, Pairs, find_fingers, find_neighbors, in_order
 from vla_rl.config import ConfigError
-
-if TYPE_CHECKING:
-    import mujoco
 
 LOOK = 0.05  # meters beyond min_distance in which distances are asked for
 NUM_SAMPLES = 200  # poses that tell which links always touch
@@ -41,8 +38,6 @@ def add_cell(spec: mujoco.MjSpec, config: ModelConfig) -> None:
     Raises:
         ConfigError: one has the name of a link.
     """
-    import mujoco
-
     taken = {body.name for body in spec.bodies} | {geom.name for geom in spec.geoms}
     for thing in (*config.boxes, *config.planes):
         if thing.name in taken:
@@ -68,8 +63,6 @@ def boxes_as_meshes(spec: mujoco.MjSpec) -> None:
     Raises:
         ConfigError: a box of an MJCF is given by fromto.
     """
-    import mujoco
-
     corners = np.array([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     for number, geom in enumerate(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_BOX or not (geom.contype or geom.conaffinity):
@@ -95,8 +88,6 @@ def set_margins(spec: mujoco.MjSpec, distance: float) -> None:
 @cache
 def _margins_add() -> bool:
     """Whether MuJoCo adds the margins of two shapes, or takes the larger, which is so in some versions."""
-    import mujoco
-
     spec = mujoco.MjSpec()
     for x in (0.0, 1.0):
         body = spec.worldbody.add_body(pos=[x, 0, 0])
@@ -111,8 +102,6 @@ def _margins_add() -> bool:
 
 def flags() -> int:
     """What MuJoCo shall leave: to ignore a link and its parent, and to find several contacts of two meshes."""
-    import mujoco
-
     bits = mujoco.mjtDisableBit
     several = getattr(bits, "mjDSBL_MULTICCD", 0)  # off by itself before MuJoCo 3.8
     return int(bits.mjDSBL_FILTERPARENT) | int(several)
@@ -121,8 +110,6 @@ def flags() -> int:
 def quaternion_of(turn: Iterable[float]) -> np.ndarray:
     """Unit quaternion w, x, y, z of roll, pitch, yaw about the fixed axes."""
     quaternion = np.array([1.0, 0.0, 0.0, 0.0])
-    import mujoco
-
     for axis, angle in zip(np.eye(3), turn, strict=True):
         step, before = np.zeros(4), quaternion.copy()
         mujoco.mju_axisAngle2Quat(step, axis, angle)
@@ -145,8 +132,6 @@ class ArmModel:
     """
 
     def __init__(self, config: ModelConfig, path: Path) -> None:
-        import mujoco
-
         self._mujoco, self.config = mujoco, config
         facts = read_joints(path)
         spec = load_spec(path, config.packages)
@@ -318,8 +303,6 @@ def _reach(model: mujoco.MjModel) -> np.ndarray:
 
     A hinge's is the farthest point of the links that it carries, with the chain stretched out.
     """
-    import mujoco
-
     slide = int(mujoco.mjtJoint.mjJNT_SLIDE)
     extent = np.zeros(model.nbody)  # from a body's origin to the farthest point that it carries
     for geom in range(model.ngeom):

@@ -13,24 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from real_robot.checks import Motion, Newest
+from real_robot.contract.channels import ActionSink
+from real_robot.contract.contract import RobotContract
 from real_robot.contract.joint_mapping import commanded_joints, measured_joints
 from real_robot.contract.model import ModelConfig
 from real_robot.kinematics.arm_model import LOOK, ArmModel
 from real_robot.kinematics.pairs import Pair
-from real_robot.transports.base import Transport
+from real_robot.transports.base import QosConfig, Transport
 from real_robot.transports.messages import JointState, Message
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
-
-if TYPE_CHECKING:
-    from real_robot.contract.channels import ActionSink
-    from real_robot.contract.contract import RobotContract
-    from real_robot.transports.base import Transport
 
 MAX_POINTS = 32  # of a path
 FINEST = 0.01  # meters between two looked-at points of a path, at least
@@ -126,7 +122,7 @@ class JointStates:
     ) -> None:
         self._model, self._needed, self._with_effort = model, needed, with_effort
         self._newest = Newest[tuple[dict[str, float], dict[str, float]]](model.joint_states, "the joints", clock)
-        transport.subscribe(model.joint_states, JointState, model.joint_states_qos, self._receive)
+        transport.subscribe(model.joint_states, JointState, QosConfig(), self._receive)
 
     def newest(self) -> JointSample | None:
         """What arrived last; None before the first."""

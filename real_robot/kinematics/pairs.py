@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+
+import mujoco
 
 from real_robot.contract.robot_file import JointFacts, leader
-
-if TYPE_CHECKING:
-    import mujoco
 
 Pair = tuple[str, str]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from real_robot.transports.messages import Message
+from real_robot.transports.messages import Message, MessageError
 from vla_rl.config import Config
 
 Handler = Callable[[Message], None]
@@ -120,3 +121,31 @@ class TransportConfig(Config):
             TransportError: the library is missing or nothing answers.
         """
         raise NotImplementedError(f"{type(self).__name__} is a transport's config and needs a method open()")
+
+
+class GraphConnection:
+    """Base of transports to a ROS graph: messages that cannot be read are dropped, and counted by topic."""
+
+    def __init__(self) -> None:
+        self._unreadable: Counter[str] = Counter()
+
+    @property
+    def unreadable(self) -> dict[str, int]:
+        return dict(self._unreadable)
+
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """Not known: messages name their joints."""
+        return None
+
+    def _receiver(self, topic: str, read: Callable[[Any], Message], handler: Handler) -> Callable[[Any], None]:
+        """Whatever the library gives as a message goes through `read`, then to the handler."""
+
+        def receive(native: Any) -> None:
+            try:
+                message = read(native)
+            except MessageError:
+                self._unreadable[topic] += 1
+                return
+            handler(message)
+
+        return receive

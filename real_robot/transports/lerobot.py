@@ -10,15 +10,20 @@ command is sent that would make the arm jump.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from real_robot.transports.base import Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.base import Handler, Publisher, QosConfig, Transport, TransportConfig, TransportError
 from real_robot.transports.lerobot_devices import (
     DeviceError,
     camera_names,
@@ -28,14 +33,105 @@ from real_robot.transports.lerobot_devices import (
     number_names,
 )
 from real_robot.transports.messages import Image, JointState, Message
-from real_robot.transports.port_lock import PortLock
-
-if TYPE_CHECKING:
-    from real_robot.transports.configs import LeRobotConfig
 
 _log = logging.getLogger(__name__)
 OBSERVATION, ACTION, DISCONNECT = "observation", "action", "disconnect"
 _NONE = np.zeros(0)
+
+
+class PortLock:
+    """An exclusive lock (`flock`) on a device file, held until `close` or the end of the process.
+
+    Programs that lock their ports, such as pyserial with `exclusive`, are kept out too. Nothing is locked where there
+    is no such port, which the driver tells better, or where the system opens a port for one process alone (Windows).
+
+    Raises:
+        TransportError: another process has it.
+    """
+
+    def __init__(self, port: str) -> None:
+        self._file = -1
+        if os.name != "posix":
+            return
+        import fcntl
+
+        try:
+            self._file = os.open(port, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+        except OSError:  # Whoever opens it in earnest says so.
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            found = os.fstat(self._file)
+            self.close()
+            raise TransportError(
+                f"port {port} is driven already, by {_holder(found)}. End that first: two that speak on one bus "
+                "move the arm as neither meant"
+            ) from error
+
+    def close(self) -> None:
+        """Free the port. May be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _holder(file: os.stat_result) -> str:
+    """Which process holds a lock on that file, as far as Linux says."""
+    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    try:
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()  # 1: FLOCK ADVISORY WRITE 4711 00:05:123 0 EOF
+            if device in fields and "FLOCK" in fields:
+                pid = int(fields[fields.index(device) - 1])
+                since = datetime.fromtimestamp(Path(f"/proc/{pid}").stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+                name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f"process {pid} on {socket.gethostname()}, since {since} ({name[:80]})"
+    except (OSError, ValueError):
+        pass  # Not Linux, or it has ended in the meantime: the lock itself is sure all the same.
+    return "another process"
+
+
+class LeRobotConfig(TransportConfig):
+    """A robot of LeRobot's, on this machine: `robot` and the settings of its LeRobot config class."""
+
+    kind: Literal["lerobot"] = "lerobot"
+    robot: str = Field(description="LeRobot's name of the robot, such as so101_follower.")
+    id: str = Field(default="", description="The name under which the robot was calibrated.")
+    port: str = Field(default="", description="Serial port, such as /dev/ttyACM0; empty for robots without one.")
+    cameras: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Camera name -> `type` (opencv, intelrealsense) and settings of LeRobot's camera config.",
+    )
+    settings: dict[str, Any] = Field(default={}, description="Other fields of the robot's LeRobot config.")
+    modules: tuple[str, ...] = Field(
+        default=(), description="Python modules to import first: they may register robots and cameras with LeRobot."
+    )
+    read_hz: float = Field(default=30.0, gt=0, le=1000, description="Reads a second of joints and cameras.")
+    max_command_age: float = Field(
+        default=0.25,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds: a command that waited longer for the bus is dropped.",
+    )
+    resume_within: float = Field(
+        default=3.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="After an outage longer than max_command_age, commands are withheld until one lies within this of "
+        "where every joint is, in the robot's units.",
+    )
+    patience: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds that the bus may fail or not answer before the robot is stopped until a person resets it; "
+        "it holds earlier, when its observation is too old.",
+    )
+
+    def open(self) -> Transport:
+        """Connect; see `LeRobotTransport`."""
+        return LeRobotTransport(self)
 
 
 def device_values(config: LeRobotConfig) -> dict[str, Any]:

@@ -13,24 +13,52 @@ import array
 import importlib
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from real_robot.transports.action_types import ActionType, ServiceType
 from real_robot.transports.actions import LOST, REJECTED, ROS2_STATUS, Answer, Goal, read_part
-from real_robot.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
-from real_robot.transports.messages import Message, MessageError, Tree
-
-if TYPE_CHECKING:
-    from real_robot.transports.configs import RclpyConfig
+from real_robot.transports.base import (
+    Endpoint,
+    GraphConnection,
+    Handler,
+    Publisher,
+    QosConfig,
+    Transport,
+    TransportConfig,
+    TransportError,
+)
+from real_robot.transports.messages import Message, Tree
 
 _log = logging.getLogger(__name__)
+THREADS = 4  # that messages are read on
 
 
-class RclpyTransport:
+class RclpyConfig(TransportConfig):
+    """ROS 2 through rclpy: needs ROS 2 installed and sourced, with a Python that is ours."""
+
+    kind: Literal["rclpy"] = "rclpy"
+    node: str = Field(default="vla_rl_bridge", description="Node name.", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
+    domain: int | None = Field(
+        default=None, ge=0, le=232, description="ROS_DOMAIN_ID; null takes it from the environment."
+    )
+
+    def open(self) -> Transport:
+        """Connect; see `RclpyTransport`."""
+        try:
+            importlib.import_module("rclpy")
+        except ImportError as error:
+            raise TransportError(
+                f"transport rclpy: {error}. Source a ROS 2 whose Python is this one (docs/ros.md); the transport ros2 "
+                "needs none"
+            ) from error
+        return RclpyTransport(self)
+
+
+class RclpyTransport(GraphConnection):
     """A node, and its executor on threads of its own. Signals stay ours: deploy brakes before it leaves the graph.
 
     Raises:
@@ -38,6 +66,7 @@ class RclpyTransport:
     """
 
     def __init__(self, config: RclpyConfig) -> None:
+        super().__init__()
         import rclpy
         from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
         from rclpy.executors import MultiThreadedExecutor
@@ -51,10 +80,9 @@ class RclpyTransport:
             self.node = rclpy.create_node(config.node)
         except Exception as error:  # rclpy raises errors of its C libraries
             raise TransportError(f"rclpy: the node {config.node!r} cannot be made: {error}") from error
-        self._unreadable: Counter[str] = Counter()
         self._publishers: dict[str, Any] = {}
         self._closed = False
-        self._executor = MultiThreadedExecutor(num_threads=config.threads)
+        self._executor = MultiThreadedExecutor(num_threads=THREADS)
         self._executor.add_node(self.node)
         self._thread = threading.Thread(target=self._spin, daemon=True, name="rclpy")
         self._thread.start()
@@ -72,19 +100,8 @@ class RclpyTransport:
             return None
         return "rclpy was shut down, or its executor ended"
 
-    @property
-    def unreadable(self) -> dict[str, int]:
-        return dict(self._unreadable)
-
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
-        def receive(native: Any) -> None:
-            try:
-                message = message_type.from_tree(tree_of(native))
-            except MessageError:
-                self._unreadable[topic] += 1
-                return
-            handler(message)
-
+        receive = self._receiver(topic, lambda native: message_type.from_tree(tree_of(native)), handler)
         # A group each: a slow picture does not hold up joint states, and no topic overtakes itself.
         kind = native_class(message_type.TYPE)
         self.node.create_subscription(kind, topic, receive, _qos_profile(qos), callback_group=self._group())
@@ -101,10 +118,6 @@ class RclpyTransport:
 
     def has_listener(self, topic: str) -> bool:
         return self._publishers[topic].get_subscription_count() > 0
-
-    def joints_of(self, topic: str) -> tuple[str, ...] | None:
-        """Not known: messages name their joints."""
-        return None
 
     def other_publishers(self, topic: str) -> list[str] | None:
         """The nodes that publish there, but this one; two of one name count as one."""

@@ -9,31 +9,53 @@ import importlib
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from real_robot.transports.action_types import ActionType, ServiceType
 from real_robot.transports.actions import Answer, TopicActionClient
-from real_robot.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.base import (
+    Endpoint,
+    GraphConnection,
+    Handler,
+    Publisher,
+    QosConfig,
+    Transport,
+    TransportConfig,
+    TransportError,
+)
 from real_robot.transports.messages import Message, MessageError, Tree
 from real_robot.transports.ros.definitions import ROS1_ACTIONS, ros1_classes
 from real_robot.transports.ros.install import enable
 from real_robot.transports.ros.master import is_gone, master_pid, service_uri, topic_ends
 
-if TYPE_CHECKING:
-    from real_robot.transports.configs import Ros1Config
-
 _log = logging.getLogger(__name__)
+CHECK_PERIOD = 0.5  # seconds between looks whether the master answers
 
 
-class Ros1Transport:
+class Ros1Config(TransportConfig):
+    """ROS 1 through rospy."""
+
+    kind: Literal["ros1"] = "ros1"
+    master: str = Field(default="", description="ROS_MASTER_URI; empty takes it from the environment.")
+    host: str = Field(
+        default="", description="ROS_IP, this machine's address for the others; empty takes it from the environment."
+    )
+    node: str = Field(default="vla_rl", description="Node name; a number is added, so that two can run.")
+
+    def open(self) -> Transport:
+        """Connect; see `Ros1Transport`."""
+        return Ros1Transport(self)
+
+
+class Ros1Transport(GraphConnection):
     """A rospy node. rospy allows one node a process, for the process's life.
 
     rospy does not notice that the master died: open connections go on, new ones never come. So the
-    master is asked every `check_period`; while it is away `fault` says so, and when another one
+    master is asked every `CHECK_PERIOD`; while it is away `fault` says so, and when another one
     comes up all topics are registered with it anew.
 
     Raises:
@@ -44,6 +66,7 @@ class Ros1Transport:
     _used = False
 
     def __init__(self, config: Ros1Config) -> None:
+        super().__init__()
         enable()
         if config.master:
             os.environ["ROS_MASTER_URI"] = config.master
@@ -64,7 +87,6 @@ class Ros1Transport:
         rospy.init_node(config.node, anonymous=True, disable_signals=True)
         self._rospy = rospy
         self._fault: str | None = None
-        self._unreadable: Counter[str] = Counter()
         self._subscriptions: list[tuple[str, type[Message], QosConfig, Handler]] = []
         self._publishers: dict[str, tuple[type[Message], QosConfig]] = {}
         self._open_subscribers: list[Any] = []
@@ -72,16 +94,12 @@ class Ros1Transport:
         self._services: list[Ros1Service] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, args=(config.check_period,), daemon=True)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     @property
     def fault(self) -> str | None:
         return self._fault
-
-    @property
-    def unreadable(self) -> dict[str, int]:
-        return dict(self._unreadable)
 
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
         with self._lock:
@@ -89,14 +107,7 @@ class Ros1Transport:
             self._open_subscribers.append(self._open_subscriber(topic, message_type, qos, handler))
 
     def _open_subscriber(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> Any:
-        def receive(native: Any) -> None:
-            try:
-                message = message_type.from_tree(tree_of(native))
-            except MessageError:
-                self._unreadable[topic] += 1
-                return
-            handler(message)
-
+        receive = self._receiver(topic, lambda native: message_type.from_tree(tree_of(native)), handler)
         # The buffer must hold a whole queue of messages, or the newest is stuck behind old ones.
         return self._rospy.Subscriber(
             topic, native_class(message_type), receive, queue_size=qos.depth, buff_size=2**24, tcp_nodelay=True
@@ -128,10 +139,6 @@ class Ros1Transport:
             return None
         nodes = publishers.get(self._rospy.resolve_name(topic), [])
         return [node for node in nodes if node != self._rospy.get_name() and not is_gone(self._uri, node)]
-
-    def joints_of(self, topic: str) -> tuple[str, ...] | None:
-        """Not known: messages name their joints."""
-        return None
 
     def survey(self) -> list[Endpoint]:
         """See `Surveyor`. A topic that two nodes hold for two types has that of the one that came last."""
@@ -173,8 +180,8 @@ class Ros1Transport:
         self._services.append(client)
         return client
 
-    def _watch(self, period: float) -> None:
-        while not self._closing.wait(period):
+    def _watch(self) -> None:
+        while not self._closing.wait(CHECK_PERIOD):
             for service in list(self._services):
                 service.look()
             found = master_pid(self._uri)

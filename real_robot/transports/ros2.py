@@ -16,9 +16,8 @@ import secrets
 import struct
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
 from cyclonedds.core import DDSException, InstanceState, Policy, Qos
@@ -33,12 +32,9 @@ from rosbags.interfaces import Nodetype
 
 from real_robot.transports.action_types import ActionType, ServiceType
 from real_robot.transports.actions import Answer, ServiceActionClient, remember
-from real_robot.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.base import Endpoint, GraphConnection, Handler, Publisher, QosConfig, TransportError
 from real_robot.transports.messages import Message, MessageError
 from real_robot.transports.ros.typestore import decode_cdr, encode_cdr, ros2_name, store_of
-
-if TYPE_CHECKING:
-    from real_robot.transports.configs import Ros2Config
 
 _log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks whether to close
@@ -47,21 +43,21 @@ _HEADER = b"\x00\x01\x00\x00"  # of little-endian CDR
 _CALL = struct.Struct("<Qq")  # a service's client, and its request's number
 
 
-class Ros2Transport:
+class Ros2Transport(GraphConnection):
     """A DDS participant.
 
     Raises:
         TransportError: the domain cannot be joined.
     """
 
-    def __init__(self, config: Ros2Config) -> None:
-        self._distro = config.distro
+    def __init__(self, domain: int, distro: str) -> None:
+        super().__init__()
+        self._distro = distro
         try:
-            self._participant = DomainParticipant(config.domain)
+            self._participant = DomainParticipant(domain)
         except DDSException as error:
-            raise TransportError(f"DDS domain {config.domain} cannot be joined: {error}") from error
+            raise TransportError(f"DDS domain {domain} cannot be joined: {error}") from error
         self._publications = BuiltinDataReader(self._participant, BuiltinTopicDcpsPublication)
-        self._unreadable: Counter[str] = Counter()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._writers: dict[str, DataWriter] = {}
@@ -71,22 +67,10 @@ class Ros2Transport:
         """DDS has no master that could be lost."""
         return None
 
-    @property
-    def unreadable(self) -> dict[str, int]:
-        return dict(self._unreadable)
-
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
         reader = DataReader(self._participant, self._topic(topic, message_type), dds_qos(qos))
 
-        def deliver(data: bytes) -> None:
-            try:
-                message = decode_cdr(data, message_type, self._distro)
-            except MessageError:
-                self._unreadable[topic] += 1
-                return
-            handler(message)
-
-        self._read(reader, topic, deliver)
+        self._read(reader, topic, self._receiver(topic, lambda d: decode_cdr(d, message_type, self._distro), handler))
 
     def _read(self, reader: DataReader, name: str, deliver: Callable[[bytes], None]) -> None:
         """Call `deliver` with each sample's bytes, on a thread of its own."""
@@ -152,10 +136,6 @@ class Ros2Transport:
     def action(self, name: str, action: ActionType) -> ServiceActionClient:
         """A client of that action, of a server on rmw_cyclonedds."""
         return ServiceActionClient(self, name, action)
-
-    def joints_of(self, topic: str) -> tuple[str, ...] | None:
-        """Not known: messages name their joints."""
-        return None
 
     def survey(self) -> list[Endpoint]:
         """See `Surveyor`. Nodes' names are not on the wire: an end is known by its participant's first digits."""

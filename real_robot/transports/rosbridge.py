@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import roslibpy
 
-from real_robot.transports.base import Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.base import GraphConnection, Handler, Publisher, QosConfig, TransportError
 from real_robot.transports.messages import Message, MessageError
-
-if TYPE_CHECKING:
-    from real_robot.transports.configs import RosbridgeConfig
 
 _log = logging.getLogger(__name__)
 _ROSAPI_TIMEOUT = 3  # seconds
 _BYTES = {"sensor_msgs/Image", "sensor_msgs/CompressedImage"}
 
 
-class RosbridgeTransport:
+class RosbridgeTransport(GraphConnection):
     """A client of a rosbridge server. roslibpy connects again by itself, and subscribes anew.
 
     A bridge that hangs, in place of dying, is not noticed here: only the age of messages tells, which
@@ -34,28 +30,24 @@ class RosbridgeTransport:
         TransportError: no server answers in time.
     """
 
-    def __init__(self, config: RosbridgeConfig) -> None:
-        self._config = config
-        self._ros = roslibpy.Ros(config.url) if "://" in config.url else roslibpy.Ros(host=config.url, port=9090)
-        self._unreadable: Counter[str] = Counter()
+    def __init__(self, url: str, ros: int, timeout: int) -> None:
+        super().__init__()
+        self._url, self._ros_version = url, ros
+        self._ros = roslibpy.Ros(url) if "://" in url else roslibpy.Ros(host=url, port=9090)
         self._topics: list[roslibpy.Topic] = []
         self._closed = False
         try:
-            self._ros.run(timeout=config.timeout)
+            self._ros.run(timeout=timeout)
         except Exception as error:  # roslibpy wraps Twisted's failures in several classes
             self._ros.close()
             raise TransportError(
-                f"no rosbridge server answers at {config.url} within {config.timeout} s ({error}). "
+                f"no rosbridge server answers at {url} within {timeout} s ({error}). "
                 "Start it with `roslaunch rosbridge_server rosbridge_websocket.launch` (ROS 2: `ros2 launch`)"
             ) from error
 
     @property
     def fault(self) -> str | None:
-        return None if self._ros.is_connected else f"the rosbridge server at {self._config.url} is gone"
-
-    @property
-    def unreadable(self) -> dict[str, int]:
-        return dict(self._unreadable)
+        return None if self._ros.is_connected else f"the rosbridge server at {self._url} is gone"
 
     def has_listener(self, topic: str) -> bool:
         """Not known: the bridge listens on the robot's behalf."""
@@ -66,7 +58,7 @@ class RosbridgeTransport:
 
         None where rosapi does not run.
         """
-        kind = "rosapi/Publishers" if self._config.ros == 1 else "rosapi_msgs/srv/Publishers"
+        kind = "rosapi/Publishers" if self._ros_version == 1 else "rosapi_msgs/srv/Publishers"
         service = roslibpy.Service(self._ros, "/rosapi/publishers", kind)
         try:
             answer = service.call(roslibpy.ServiceRequest({"topic": f"/{topic.lstrip('/')}"}), timeout=_ROSAPI_TIMEOUT)
@@ -75,26 +67,20 @@ class RosbridgeTransport:
             return None
         return [node for node in (answer or {}).get("publishers", []) if not node.startswith("/rosbridge")]
 
-    def joints_of(self, topic: str) -> tuple[str, ...] | None:
-        """Not known: messages name their joints."""
-        return None
-
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
-        def receive(tree: dict[str, Any]) -> None:
-            try:
-                if message_type.TYPE in _BYTES and isinstance(tree.get("data"), str):
+        def read(tree: dict[str, Any]) -> Message:
+            if message_type.TYPE in _BYTES and isinstance(tree.get("data"), str):
+                try:
                     tree = {**tree, "data": base64.b64decode(tree["data"], validate=True)}
-                message = message_type.from_tree(tree)
-            except (MessageError, ValueError):
-                self._unreadable[topic] += 1
-                return
-            handler(message)
+                except ValueError as error:
+                    raise MessageError(f"{message_type.TYPE}: {error}") from None
+            return message_type.from_tree(tree)
 
         # queue_length 1 and no throttle: the newest message, or a slow link builds up a minute of old ones.
         opened = roslibpy.Topic(
             self._ros, topic, self._type_of(message_type), queue_length=qos.depth, queue_size=qos.depth
         )
-        opened.subscribe(receive)
+        opened.subscribe(self._receiver(topic, read, handler))
         self._topics.append(opened)
 
     def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> Publisher:
@@ -111,12 +97,12 @@ class RosbridgeTransport:
         def publish(message: Message) -> None:
             # While the bridge is away roslibpy would keep commands, and send them late.
             if self._ros.is_connected:
-                opened.publish(roslibpy.Message(json_tree(message.tree(), self._config.ros)))
+                opened.publish(roslibpy.Message(json_tree(message.tree(), self._ros_version)))
 
         return publish
 
     def _type_of(self, message_type: type[Message]) -> str:
-        return message_type.TYPE if self._config.ros == 1 else message_type.TYPE.replace("/", "/msg/")
+        return message_type.TYPE if self._ros_version == 1 else message_type.TYPE.replace("/", "/msg/")
 
     def close(self) -> None:
         if self._closed:

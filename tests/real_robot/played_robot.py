@@ -24,7 +24,7 @@ import numpy as np
 
 from real_robot.bridge.codec import encode_image, to_quaternion
 from real_robot.transports.base import QosConfig, Transport
-from real_robot.transports.configs import Ros1Config, Ros2Config
+from real_robot.transports.configs import Ros2Config
 from real_robot.transports.messages import (
     MESSAGES,
     Bool,
@@ -37,6 +37,7 @@ from real_robot.transports.messages import (
     String,
     WrenchStamped,
 )
+from real_robot.transports.ros1 import Ros1Config
 from vla_rl.config import validate
 
 _NONE = np.zeros(0)

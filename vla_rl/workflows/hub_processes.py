@@ -209,10 +209,10 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
 
 def person_options(recipe: HubRecipe) -> Any:
     """How the person works, at the speed at which the robots run."""
-    from real_robot.bridge.sim_robot import SimRobotConfig
+    from real_robot.bridge.sim_robot import SCALES
     from real_robot.operator.hub.scripted_person import PersonOptions
 
-    config, spec, sim = recipe.hub, recipe.acting_env.env_spec(), SimRobotConfig()
+    config, spec = recipe.hub, recipe.acting_env.env_spec()
     processes = config.processes
     step = 1 / (spec.control_hz * processes.speed)
     return PersonOptions(
@@ -221,7 +221,7 @@ def person_options(recipe: HubRecipe) -> Any:
         operator_steps=round(config.operator_steps / processes.hands),
         horizon={task: steps * step * processes.waits for task, steps in spec.horizon.items()},
         settle=3 * step,
-        full=(*[sim.linear_scale] * 3, *[sim.angular_scale] * 3),
+        full=SCALES,
     )
 
 

@@ -54,8 +54,6 @@ class ConsoleConfig(Config):
     key: Path | None = Field(default=None, description="PEM file of the certificate's key, where it is another file.")
     status_rate: float = Field(default=10.0, gt=0, le=60, description="Status messages a second, to each browser.")
     camera_rate: float = Field(default=10.0, gt=0, le=60, description="Pictures a second of each camera, at most.")
-    camera_side: int = Field(default=480, ge=32, le=4096, description="Larger pictures are made smaller: longest side.")
-    jpeg_quality: int = Field(default=75, ge=10, le=100, description="JPEG quality of the pictures shown.")
     link_timeout: float = Field(
         default=1.0, gt=0, le=30, description="Seconds of silence of the console in control after which it holds."
     )

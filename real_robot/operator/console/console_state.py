@@ -169,8 +169,7 @@ def _state_facts(contract: RobotContract) -> list[dict[str, Any]]:
 
 def _names(source: StateSource) -> list[str]:
     if source.joints:
-        suffix = "" if source.quantity == "position" else f" {source.quantity}"
-        return [f"{joint}{suffix}" for joint in source.joints]
+        return list(source.joints)
     if source.type == "geometry_msgs/PoseStamped":
         parts = {"position": "x y z", "quaternion": "qx qy qz qw", "axis_angle": "turn_x turn_y turn_z"}
         return [name for part in source.parts for name in parts[part].split()]

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import cv2
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 
@@ -26,6 +27,7 @@ from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.page_server import PageServer, Session
 from real_robot.operator.intervention import EpisodeSummary, InterventionError
 
+LONGEST_SIDE, JPEG_QUALITY = 480, 75  # of the pictures shown
 STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
 
 
@@ -121,7 +123,7 @@ class ConsoleStream:
 
     def _make_jpegs(self, pictures: dict[str, np.ndarray]) -> dict[str, bytes]:
         return {
-            name: encode_image(shrink(picture, self.config.camera_side), "jpeg", self.config.jpeg_quality)
+            name: encode_image(shrink(picture, LONGEST_SIDE), "jpeg", JPEG_QUALITY)
             for name, picture in pictures.items()
         }
 
@@ -139,8 +141,6 @@ def shrink(picture: np.ndarray, side: int) -> np.ndarray:
     factor = side / max(picture.shape[:2])
     if factor >= 1:
         return picture
-    import cv2
-
     height, width = (max(1, round(n * factor)) for n in picture.shape[:2])
     return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
 

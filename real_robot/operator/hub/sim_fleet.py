@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from real_robot.failure.detector import FailureDetector
 from real_robot.operator.hub.help_queue import HEAD_START, HelpQueue
 from real_robot.operator.hub.hub_log import Shares, shares
 from real_robot.operator.sim_interventions import (
@@ -28,9 +29,6 @@ from real_robot.operator.sim_interventions import (
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode
 from vla_rl.types import EpisodeSpec, Observation
-
-if TYPE_CHECKING:
-    from real_robot.failure.detector import FailureDetector
 
 WAITING_ROOM = 72_000  # control steps beyond a task's horizon: an hour at 20 Hz in which to wait and be helped
 

@@ -21,6 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.bridge.robot import LATCHED
+from real_robot.transports.base import QosConfig
+from real_robot.transports.messages import Float64MultiArray, Message, String
+from real_robot.transports.ros1 import Ros1Config
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.types import EpisodeSpec
 
@@ -104,11 +108,6 @@ class SceneObserver:
 
 def _look(master: str) -> None:
     """Be the process."""
-    from real_robot.bridge.robot import LATCHED
-    from real_robot.transports.base import QosConfig
-    from real_robot.transports.configs import Ros1Config
-    from real_robot.transports.messages import Float64MultiArray, Message, String
-
     lock = threading.Lock()
 
     def show(what: str, value: Any) -> None:

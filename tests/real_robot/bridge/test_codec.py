@@ -47,7 +47,6 @@ def test_joints_are_taken_by_name() -> None:
     ("source", "message", "reason"),
     [
         ({"joints": ("a", "z")}, joints(), "no value of joint z"),
-        ({"joints": ("a",), "quantity": "velocity"}, joints(), "no value of joint a"),
         ({"joints": ("a",)}, joints(position=np.array([0.0, np.nan, 0.0])), "NaN"),
     ],
 )

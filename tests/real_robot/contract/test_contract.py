@@ -172,10 +172,10 @@ def test_limits_that_would_not_hold_the_robot_are_refused(
     "option",
     [
         *(f"safety.{name}_timeout" for name in ("observation", "command", "deadman")),
-        *("safety.clock_tolerance", "safety.checks.stop_after", "safety.checks.following_lag"),
+        *("safety.checks.stop_after", "safety.checks.following_lag"),
         *("safety.checks.jump_speed", "safety.checks.frozen_after", "guard.timeout", "operator.stop_timeout"),
         *("silence", "pace_timeout", "observation.max_age", "observation.images.agentview.align.tolerance"),
-        *("execution.max_age", "failure.patience", "transport.check_period"),
+        *("execution.max_age", "failure.patience"),
     ],
 )
 @pytest.mark.parametrize("value", [".inf", ".nan"])

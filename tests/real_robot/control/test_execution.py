@@ -209,7 +209,7 @@ def test_a_reset_drops_what_is_queued_and_what_is_computed() -> None:
 
 def test_a_failure_drops_what_is_queued_and_is_told() -> None:
     policy = Policy()
-    run = executor(policy, retry_after=0.01)
+    run = executor(policy)
     feed(run, policy, 0, 0)
     assert play(run, 0) == 0
     policy.fails = True
@@ -224,7 +224,7 @@ def test_a_failure_drops_what_is_queued_and_is_told() -> None:
 
 @pytest.mark.parametrize("chunk", [np.zeros(3), np.full((2, 2), np.nan), np.zeros((0, 2))])
 def test_a_chunk_that_is_none_is_a_failure(chunk: np.ndarray) -> None:
-    run = executor(lambda _: chunk, retry_after=0.01)
+    run = executor(lambda _: chunk)
     run.submit(observation(), 0)
     wait_for(lambda: run.statistics().num_failed == 1)
     assert run.next_action(0) is None and "shape" in run.statistics().error

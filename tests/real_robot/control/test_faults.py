@@ -35,7 +35,7 @@ class Robot:
 
     def __init__(self, address: str) -> None:
         self.client = PolicyClient(address, connect_timeout=0.5, infer_timeout=0.5, retry_after=0.1)
-        execution = ExecutionConfig(control_hz=HZ, kind="velocity", retry_after=0.1)
+        execution = ExecutionConfig(control_hz=HZ, kind="velocity")
         self.executor = ChunkExecutor(lambda seen: self.client.act(seen)["actions"], execution)
         dimensions = [
             {"name": n, "kind": "velocity", "low": -1, "high": 1, "max_acceleration": MAX_ACCELERATION} for n in "xyz"

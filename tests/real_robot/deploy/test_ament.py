@@ -16,7 +16,7 @@ from processes import missing_ros
 
 from real_robot.contract.load import load_contract
 from real_robot.deploy.ament import PACKAGE, copy_package
-from real_robot.transports.configs import RclpyConfig
+from real_robot.transports.rclpy_node import RclpyConfig
 from real_robot.transports.ros.install import python_path
 from vla_rl.config import ConfigError
 

@@ -48,8 +48,8 @@ def test_it_brakes_after_four_ticks_or_as_told() -> None:
 
 
 def test_the_guarded_topics_are_the_drivers_with_the_suffix() -> None:
-    contract = load_contract("sim_robot", ["guard.suffix=_safe"])
-    assert [s.topic for s in through_guard(contract).action] == ["/gripper/command_safe", "/twist_command_safe"]
+    contract = load_contract("sim_robot")
+    assert [s.topic for s in through_guard(contract).action] == ["/gripper/command/guarded", "/twist_command/guarded"]
     seen = without_cameras(contract)
     assert not seen.observation.images and len(seen.observation.state) == 2 and seen.safety.command_timeout == 0.2
 

@@ -13,8 +13,10 @@ from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.transports.base import QosConfig, TransportConfig
-from real_robot.transports.configs import LeRobotConfig, Ros1Config, Ros2Config
+from real_robot.transports.configs import Ros2Config
+from real_robot.transports.lerobot import LeRobotConfig
 from real_robot.transports.messages import Bool, Float64MultiArray, JointState
+from real_robot.transports.ros1 import Ros1Config
 from vla_rl.config import KINDS, Config, ConfigError, build_component, validate
 
 CONTRACT = """

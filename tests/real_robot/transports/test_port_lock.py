@@ -12,12 +12,11 @@ import pytest
 from processes import ROOT, until
 
 from real_robot.transports.base import TransportError
-from real_robot.transports.configs import LeRobotConfig
-from real_robot.transports.port_lock import PortLock
+from real_robot.transports.lerobot import LeRobotConfig, PortLock
 
 HOLD = """
 import sys
-from real_robot.transports.port_lock import PortLock
+from real_robot.transports.lerobot import PortLock
 lock = PortLock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

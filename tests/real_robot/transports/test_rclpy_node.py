@@ -25,9 +25,8 @@ from real_robot.transports.action_types import (
     SetBoolRequest,
 )
 from real_robot.transports.base import TransportError
-from real_robot.transports.configs import RclpyConfig
 from real_robot.transports.messages import JointTrajectory, Message, MessageError
-from real_robot.transports.rclpy_node import RclpyAction, fill, native_class, tree_of
+from real_robot.transports.rclpy_node import RclpyAction, RclpyConfig, fill, native_class, tree_of
 from real_robot.transports.ros.typestore import ros2_name, store_of
 
 CODES = {"float64": "d", "float32": "f", "uint8": "B", "int32": "i", "uint32": "I", "uint16": "H"}

@@ -27,7 +27,7 @@ import sys, time
 sys.path.insert(0, "tests/real_robot/transports")
 from real_robot.transports.ros.typestore import plain_tree
 from real_robot.transports.base import QosConfig, TransportError
-from real_robot.transports.configs import Ros1Config
+from real_robot.transports.ros1 import Ros1Config
 from test_messages import EXAMPLES
 import json
 transport = Ros1Config().open()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from real_robot.deploy.deploy import deploy
 from real_robot.deploy.options import DeployOptions
 from real_robot.operator.console.access import ConsoleConfig
 from real_robot.serving.network import read_token
@@ -87,8 +88,6 @@ def read_parameters(arguments: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Run deploy until it is told to end."""
-    from real_robot.deploy.deploy import deploy
-
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         deploy(options_of(read_parameters(sys.argv)), lambda text: print(text, file=sys.stderr, flush=True))
