@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop,
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
-from real_robot.deploy.policy_gate import PolicyGate, hold_on_change, open_gate
-from real_robot.deploy.tick_log import TickLog
-from real_robot.failure.detector import FailureDetector
+from real_robot.deploy.policy_gate import hold_on_change, open_gate
 from real_robot.failure.watch import DetectorThread, FailureWatch, Overseer, load_detector
 from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
@@ -66,370 +64,368 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     if options.results is not None:
         prepare_results(options.results)
     with Shutdown(say) as shutdown, ExitStack() as stack:
-        say = shutdown.say
-        client = _connect(options, contract, stack, say)
-        detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
-        robot, lock = _open_robot(options, contract, stack, say)
-        console_state = ConsoleState(contract, detector.kind if detector else "")
-        supervisor = _supervisor(options, contract, robot, _Events(say, console_state), say)
-        gate = open_gate(client, contract, detector, options.allow_policy_change)
-        episodes = _episodes(options, contract, robot, gate, supervisor) if options.episodes else None
-        watchers = _watchers(options, contract, robot, console_state, supervisor, episodes, say, stack)
-        watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
-        actions, pacer, why_not = _actions(options, contract, client, gate, watch, _pacer(contract, robot))
-        stack.callback(actions.close)
-        recordings, seconds_left = stack.enter_context(ExitStack()), None
-        on_change = hold_on_change(gate, watchers.hold, watchers.hear_of_change, is_watched=episodes is None)
-        heeding = (lock, *watchers.observers, on_change, watch, console_state)
-        observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]
-        if options.log is not None:
-            observers.append(stack.enter_context(TickLog(options.log, watch)))
-        if options.record is not None and watchers.labels is not None:
-            recorder = _recorder(options, contract, watchers.labels, gate, watch, recordings, console_state.notice)
-            if watchers.console is not None:
-                watchers.console.comparisons = comparisons = Comparisons(recorder)
-                recordings.callback(comparisons.close)
-            seconds_left = recorder.seconds_left
-            observers.append(episodes.recorded(recorder) if episodes else recorder)
-            if episodes:
-                recordings.callback(episodes.leave, recorder)
-        claimed = [lock] if lock else []
+        parts = _Deployment(options, contract, shutdown.say, stack)
+        recordings = stack.enter_context(ExitStack())
+        observers, seconds_left = parts.observers(recordings)
+        robot, operator = parts.robot, TopicOperator(contract.operator, parts.robot.transport)
         loop = ControlLoop(
             robot,
-            actions,
-            supervisor,
-            Operators([shutdown, TopicOperator(contract.operator, robot.transport), *watchers.operators, *claimed]),
-            pacer,
+            parts.actions,
+            parts.supervisor,
+            Operators([shutdown, operator, *parts.operators, *([parts.lock] if parts.lock else [])]),
+            parts.pacer,
             needs_new=contract.pace == "reference",
             silence=contract.silence,
             observers=observers,
-            why=lambda missing: (missing == "action" and why_not()) or robot.why_no_observation(),
+            why=lambda missing: (missing == "action" and parts.why_no_action()) or robot.why_no_observation(),
         )
-        say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
+        shutdown.say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
         shutdown.run(loop)
         shutdown.finish(recordings, seconds_left)
         if robot.dropped:
-            say(f"messages refused: {json.dumps(robot.dropped)}")
-        results = _report(episodes, options, say) if episodes else []
-    shutdown.exit(is_complete=episodes is None)
+            shutdown.say(f"messages refused: {json.dumps(robot.dropped)}")
+        results = parts.report()
+    shutdown.exit(is_complete=parts.episodes is None)
     check_complete(results)
     return results
 
 
-def _open_robot(
-    options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say
-) -> tuple[TopicRobot, RobotLock | None]:
-    """The robot, claimed, with the contract's services called; it is left when `stack` closes."""
-    transport = contract.transport.open()
-    stack.callback(transport.close)
-    is_guarded = options.guarded or contract.guard.required
-    told = through_guard(contract) if is_guarded else contract
-    lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", say, stack)
-    robot = TopicRobot(told, transport, options.instruction)
-    stack.callback(robot.close)
-    if lock is not None:
-        stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
-    if not options.dry_run:
-        robot.call_services()
-    return robot, lock
-
-
-@dataclass(frozen=True)
-class _Watchers:
-    """Who watches over the robot.
+class _Deployment:
+    """The parts of one run of deploy, made in this order; what is to be closed is, when `stack` closes.
 
     Attributes:
+        operators, watching: who watches over the robot, and which of them observe the loop's ticks.
         overseer: hears of a detector's alarms. labels: says how episodes end, where anybody does.
         hold: called with a reason, lets the policy rest until a person, or the next episode, goes on.
-        hear_of_change: called with a change of the policy. console: of a person at one.
+        console: of a person at one.
     """
 
     overseer: Overseer
     operators: list[Operator]
-    observers: list[Callable[[Tick], None]]
-    labels: EpisodeLabels | None
+    watching: list[Callable[[Tick], None]]
+    labels: EpisodeLabels | None = None
     hold: Callable[[str], object]
-    hear_of_change: Callable[[str], object]
     console: ConsoleOperator | None = None
 
+    def __init__(self, options: DeployOptions, contract: RobotContract, say: Say, stack: ExitStack) -> None:
+        self.options, self.contract, self.say, self.stack = options, contract, say, stack
+        self.client = client = self._connect()
+        detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
+        self.detector = detector
+        self.robot, self.lock = self._open_robot()
+        self.console_state = ConsoleState(contract, detector.kind if detector else "")
+        self.supervisor = self._supervisor()
+        self.gate = open_gate(client, contract, detector, options.allow_policy_change)
+        self.episodes = self._episodes() if options.episodes else None
+        if options.console is not None:
+            self._watch_from_console()
+        elif self.episodes is not None:
+            self.overseer = self.labels = self.episodes
+            self.operators, self.watching = [self.episodes], [self.episodes]
+            self.hold = partial(self.episodes.void, ends=True)
+        else:
+            self._watch_from_keys()
+        self.watch = self._failure_watch()
+        self.actions, self.pacer = self._actions()
+        stack.callback(self.actions.close)
 
-def _watchers(
-    options: DeployOptions,
-    contract: RobotContract,
-    robot: TopicRobot,
-    console_state: ConsoleState,
-    supervisor: Supervisor,
-    episodes: SimEpisodes | None,
-    say: Say,
-    stack: ExitStack,
-) -> _Watchers:
-    """A person at a console or at the terminal, or a script of simulated episodes."""
+    def tell(self, text: str) -> None:
+        """A line in the terminal and on the console."""
+        self.say(text)
+        self.console_state.notice(text)
 
-    def hear(text: str) -> None:
-        say(f"policy: {text}")
-        console_state.notice(text)
-        if episodes is not None:
-            episodes.void(text, ends=False)
+    def _tell_of(self, what: str, text: str) -> None:
+        self.say(f"{what}: {text}")
+        self.console_state.notice(text)
 
-    if options.console is not None:
-        tell = _teller(say, console_state)
-        console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
-        if options.start:
-            intervention.begin("deploy --start")
-        hold = partial(intervention.alarm, who="policy server")
-        observers: list[Callable[[Tick], None]] = [intervention]
-        if options.results is not None:
-            book = EpisodeLog(options.results, intervention, contract.rate)
-            stack.callback(book.close)
-            observers.append(book)
-        person, rest = Operators([console, intervention]), partial(intervention.alarm, who="scene")
-        operator = _around(options, contract, robot, person, intervention, rest, tell)
-        console.scene = operator if isinstance(operator, SceneReset) else None
-        _serve(ConsoleServer(options.console, console, supervisor), say, stack)
-        return _Watchers(intervention, [operator], observers, intervention, hold, hear, console)
-    if episodes is not None:
-        return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
-    keys = KeyOperator(active=options.start, say=say)
-    operator = _around(options, contract, robot, keys, keys, keys.alarm, say)
-    keys.on_scene = operator.reset if isinstance(operator, SceneReset) else None
-    say(f"{KEYS}; {SCENE_KEY}" if keys.on_scene else KEYS)
-    return _Watchers(keys, [operator], [], None, keys.alarm, hear)
+    def _on_event(self, event: SafetyEvent) -> None:
+        """Tell what the supervisor did.
 
-
-def _around(
-    options: DeployOptions,
-    contract: RobotContract,
-    robot: TopicRobot,
-    person: Operator,
-    episode: Ending,
-    hold: Callable[[str], object],
-    tell: Say,
-) -> Operator:
-    """The person's operator, with what the contract has around episodes: a sensor that ends them, scene services."""
-    if topic := contract.operator.outcome:
-        OutcomeTopic(topic, robot.transport, episode, tell)
-    if options.dry_run:
-        return person
-    return with_scene_reset(person, contract.episode, robot, hold, tell) or person
-
-
-class _Events:
-    """Tells what the supervisor did, in the terminal and on the console.
-
-    Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown the
-    rest; the page shows the mode all the time, and the episode's events are told apart from these.
-    """
-
-    def __init__(self, say: Say, console_state: ConsoleState) -> None:
-        self._say, self._console_state = say, console_state
-        self._told = ""
-
-    def __call__(self, event: SafetyEvent) -> None:
+        Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown
+        the rest; the page shows the mode all the time, and the episode's events are told apart from these.
+        """
         if event.text == f"{HOLDING}: {ASKED_TO_HOLD}" or event.text == self._told == RUNNING:
             return
         self._told = event.text
-        self._say(f"safety: {event.text}")
-        self._console_state.notice(event.text)
+        self._tell_of("safety", event.text)
 
+    # --- policy server and robot --------------------------------------------------------------
 
-def _teller(say: Say, console_state: ConsoleState) -> Say:
-    """What tells a line in the terminal and on the console."""
+    def _connect(self) -> PolicyClient:
+        """A client of a server that is ready, and whose policy fits the robot."""
+        options, execution = self.options, self.contract.execution
+        token = read_token(options.token_file) if options.token_file else None
+        client = PolicyClient(options.server, token, infer_timeout=execution.infer_timeout, ca=options.ca)
+        self.stack.callback(client.close)
+        self._await_server(client)
+        check_fit(self.contract, client.metadata)
+        return client
 
-    def tell(text: str) -> None:
-        say(text)
-        console_state.notice(text)
+    def _await_server(self, client: PolicyClient) -> None:
+        """Connect; a server that is not there yet, or still loads its policy, has `--wait` seconds."""
+        deadline = time.monotonic() + self.options.wait
+        told = False
+        while True:
+            try:
+                client.connect()
+                return
+            except ServerUnavailable as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not told:
+                    self.say(f"waiting for the policy server: {error}")
+                    told = True
+                time.sleep(0.6)
 
-    return tell
+    def _open_robot(self) -> tuple[TopicRobot, RobotLock | None]:
+        """The robot, claimed, with the contract's services called."""
+        options, contract = self.options, self.contract
+        transport = contract.transport.open()
+        self.stack.callback(transport.close)
+        is_guarded = options.guarded or contract.guard.required
+        told = through_guard(contract) if is_guarded else contract
+        lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", self.say, self.stack)
+        robot = TopicRobot(told, transport, options.instruction)
+        self.stack.callback(robot.close)
+        if lock is not None:
+            self.stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
+        if not options.dry_run:
+            robot.call_services()
+        return robot, lock
 
+    def _supervisor(self) -> Supervisor:
+        """The supervisor, with the robot's own checks, and that against its model where the contract names one."""
+        contract, robot = self.contract, self.robot
+        safety = contract.safety.model_copy(update={"dry_run": True}) if self.options.dry_run else contract.safety
+        checks = []
+        if contract.model is not None:
+            from real_robot.kinematics.check import ModelCheck  # with MuJoCo, which robots without a model do without
 
-def _connect(options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say) -> PolicyClient:
-    """A client of a server that is ready, and whose policy fits the robot; closed with `stack`."""
-    token = read_token(options.token_file) if options.token_file else None
-    client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout, ca=options.ca)
-    stack.callback(client.close)
-    _await_server(client, options.wait, say)
-    check_fit(contract, client.metadata)
-    return client
+            checks = [ModelCheck(contract, robot.transport)]
+            self.say(f"model: {checks[0].summary()}")
+        state_checks = [*checks, *robot.state_checks]
+        self._told = ""  # the supervisor's last event
+        return Supervisor(safety, time.monotonic, self._on_event, checks, state_checks, robot.why_no_observation)
 
+    # --- who watches over the robot -----------------------------------------------------------
 
-def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
-    """Connect; a server that is not there yet, or still loads its policy, has that long."""
-    deadline = time.monotonic() + seconds
-    told = False
-    while True:
-        try:
-            client.connect()
-            return
-        except ServerUnavailable as error:
-            if time.monotonic() > deadline:
-                raise
-            if not told:
-                say(f"waiting for the policy server: {error}")
-                told = True
-            time.sleep(0.6)
+    def _watch_from_console(self) -> None:
+        """A person at a console."""
+        options, contract = self.options, self.contract
+        assert options.console is not None, "checked by the caller"
+        intervention = self._intervention()
+        console = self.console = self._console_operator(intervention, options.console.link_timeout)
+        if options.start:
+            intervention.begin("deploy --start")
+        self.overseer = self.labels = intervention
+        self.hold = partial(intervention.alarm, who="policy server")
+        self.watching = [intervention]
+        if options.results is not None:
+            results = EpisodeLog(options.results, intervention, contract.rate)
+            self.stack.callback(results.close)
+            self.watching.append(results)
+        rest = partial(intervention.alarm, who="scene")
+        operator = self._around(Operators([console, intervention]), intervention, rest, self.tell)
+        console.scene = operator if isinstance(operator, SceneReset) else None
+        self.operators = [operator]
+        server = ConsoleServer(options.console, console, self.supervisor)
+        self.stack.enter_context(server.running())
+        self.say(f"console: {server.url}")
 
+    def _watch_from_keys(self) -> None:
+        """A person at the terminal."""
+        keys = KeyOperator(active=self.options.start, say=self.say)
+        operator = self._around(keys, keys, keys.alarm, self.say)
+        keys.on_scene = operator.reset if isinstance(operator, SceneReset) else None
+        self.say(f"{KEYS}; {SCENE_KEY}" if keys.on_scene else KEYS)
+        self.overseer, self.operators, self.watching, self.hold = keys, [operator], [], keys.alarm
 
-def _supervisor(
-    options: DeployOptions, contract: RobotContract, robot: TopicRobot, on_event: _Events, say: Say
-) -> Supervisor:
-    """The supervisor, with the robot's own checks, and that against its model where the contract names one."""
-    safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-    checks = []
-    if contract.model is not None:
-        from real_robot.kinematics.check import ModelCheck  # with MuJoCo, which robots without a model do without
+    def _around(self, person: Operator, episode: Ending, hold: Callable[[str], object], tell: Say) -> Operator:
+        """The person's operator, with what the contract has around episodes: an outcome sensor, scene services."""
+        if topic := self.contract.operator.outcome:
+            OutcomeTopic(topic, self.robot.transport, episode, tell)
+        if self.options.dry_run:
+            return person
+        return with_scene_reset(person, self.contract.episode, self.robot, hold, tell) or person
 
-        checks = [ModelCheck(contract, robot.transport)]
-    for check in checks:
-        say(f"model: {check.summary()}")
-    why_stale, state_checks = robot.why_no_observation, [*checks, *robot.state_checks]
-    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=state_checks, why_stale=why_stale)
+    def _intervention(self) -> Intervention:
+        def on_transition(change: Transition) -> None:
+            text = f"{change.event.replace('_', ' ')} ({change.who}{': ' + change.reason if change.reason else ''})"
+            self._tell_of("episode", text)
 
+        safety = self.contract.safety
+        kinds: list[Kind] = [d.kind for d in safety.dimensions]
+        timeout = min(self.contract.teleop.timeout, safety.command_timeout)
+        return Intervention(kinds, command_timeout=timeout, on_transition=on_transition)
 
-def _watch(
-    detector: FailureDetector | None,
-    contract: RobotContract,
-    client: PolicyClient,
-    gate: PolicyGate,
-    overseer: Overseer,
-    console_state: ConsoleState,
-    say: Say,
-    stack: ExitStack,
-) -> FailureWatch | None:
-    """The detector in its thread, which ends when `stack` closes; None where there is none."""
-    if detector is None:
-        return None
+    def _console_operator(self, intervention: Intervention, link_timeout: float) -> ConsoleOperator:
+        """The operator of a console, with the person's device where the contract names one."""
+        config, safety = self.contract.teleop, self.contract.safety
+        teleoperation, device, leader = Teleoperation(config, safety), None, None
+        if config.device is not None:
+            opened = open_device(config.device, self.contract, teleoperation.moves)
+            self.stack.callback(opened.close)
+            if isinstance(opened, LeaderArm):
+                within, drive = config.device.align_within, None
+                if config.device.align == "drive_leader":
+                    drive = LeaderDrive(opened, safety, within, config.device.align_speed, self.tell)
+                timeout = min(config.timeout, safety.command_timeout)
+                leader = LeaderFollowing(opened, safety, within, timeout, self.tell, drive=drive)
+            else:
+                device = opened
+        return ConsoleOperator(intervention, teleoperation, self.console_state, link_timeout, device, leader)
 
-    tell, identity = _teller(say, console_state), detector.identity
-    thread = stack.enter_context(DetectorThread(detector))
-    say(f"failure detector: {detector.kind}, fitted on {identity.policy_name} {identity.policy_hash[:12]}")
-    return FailureWatch(
-        thread,
-        identity.every,
-        identity.policy_hash,
-        gate.act,
-        lambda: {"policy_hash": client.identity.hash},
-        overseer,
-        contract.failure,
-        console_state.score,
-        tell,
-    )
+    def _episodes(self) -> SimEpisodes:
+        def stopped() -> str:
+            mode, reason = self.supervisor.state
+            return reason if mode == STOPPED else ""
 
+        options, gate = self.options, self.gate
+        tasks = options.tasks
+        specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
+        facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped, self.contract.silence)
+        return SimEpisodes(self.robot.transport, self.robot, specs, rules=options.void_rules, facts=facts)
 
-def _actions(
-    options: DeployOptions,
-    contract: RobotContract,
-    client: PolicyClient,
-    gate: PolicyGate,
-    watch: FailureWatch | None,
-    pacer: Pacer,
-) -> tuple[ActionSource, Pacer, Callable[[], str]]:
-    """The policy's actions, the pacer that goes with them, and what says why there are none."""
+    # --- the policy's actions -----------------------------------------------------------------
 
-    def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
-        return watch.infer(observation, **continuation) if watch else gate.act(observation, **continuation)["actions"]
-
-    def infer_now(observation: RobotObservation) -> np.ndarray | None:
-        try:
-            return infer(observation)
-        except PolicyClientError as error:
-            _log.warning("no actions: %s", error)
+    def _failure_watch(self) -> FailureWatch | None:
+        """The detector in its thread; None where there is none."""
+        if self.detector is None:
             return None
-
-    def why_not() -> str:
-        return gate.trouble or (actions.trouble if isinstance(actions, ChunkExecutor) else "")
-
-    if options.synchronous:
-        actions = SynchronousActions(InferenceThread(infer_now))
-        pacer = SynchronousPacer(pacer, actions, contract.rate)
-    else:
-        actions = ChunkExecutor(infer, contract.execution, silence=lambda: client.silence)
-    return watch.around(actions) if watch else actions, pacer, why_not
-
-
-def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | ReferencePacer:
-    if contract.pace == "clock":
-        return ClockPacer(contract.rate)
-    return ReferencePacer(robot, contract.pace_timeout or 2 / contract.rate)
-
-
-def _console(
-    contract: RobotContract, console_state: ConsoleState, say: Say, link_timeout: float, stack: ExitStack
-) -> tuple[ConsoleOperator, Intervention]:
-    """Build the operator of a console, and the intervention that it commands."""
-
-    def on_transition(change: Transition) -> None:
-        text = f"{change.event.replace('_', ' ')} ({change.who}{': ' + change.reason if change.reason else ''})"
-        say(f"episode: {text}")
-        console_state.notice(text)
-
-    kinds: list[Kind] = [d.kind for d in contract.safety.dimensions]
-    timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
-    intervention = Intervention(kinds, command_timeout=timeout, on_transition=on_transition)
-    teleoperation = Teleoperation(contract.teleop, contract.safety)
-    device, leader = None, None
-    if contract.teleop.device is not None:
-        tell, config, safety = _teller(say, console_state), contract.teleop.device, contract.safety
-        opened = open_device(config, contract, teleoperation.moves)
-        stack.callback(opened.close)
-        if isinstance(opened, LeaderArm):
-            drive = None
-            if config.align == "drive_leader":
-                drive = LeaderDrive(opened, safety, config.align_within, config.align_speed, tell)
-            leader = LeaderFollowing(opened, safety, config.align_within, timeout, tell, drive=drive)
-        else:
-            device = opened
-    return ConsoleOperator(intervention, teleoperation, console_state, link_timeout, device, leader), intervention
-
-
-def _serve(server: ConsoleServer, say: Say, stack: ExitStack) -> None:
-    stack.enter_context(server.running())
-    say(f"console: {server.url}")
-
-
-def _recorder(
-    options: DeployOptions,
-    contract: RobotContract,
-    labels: EpisodeLabels,
-    gate: PolicyGate,
-    watch: FailureWatch | None,
-    stack: ExitStack,
-    tell: Say,
-) -> Recorder:
-    """Writes the labeled episodes as a dataset; it is finished when `stack` closes."""
-    assert options.record is not None, "checked by the caller"
-    recording = stack.enter_context(
-        Recording(
-            options.record,
-            contract.rate,
-            contract.name,
-            tell,
-            contract.observation.state_names,
-            contract.action_names,
+        identity = self.detector.identity
+        thread = self.stack.enter_context(DetectorThread(self.detector))
+        self.say(
+            f"failure detector: {self.detector.kind}, fitted on {identity.policy_name} {identity.policy_hash[:12]}"
         )
-    )
-    scores = (lambda: watch.score) if watch else None
-    recorder = Recorder(recording, labels, lambda: gate.policy.version, options.round, failure_score=scores)
-    stack.callback(recorder.close)
-    return recorder
+        return FailureWatch(
+            thread,
+            identity.every,
+            identity.policy_hash,
+            self.gate.act,
+            lambda: {"policy_hash": self.client.identity.hash},
+            self.overseer,
+            self.contract.failure,
+            self.console_state.score,
+            self.tell,
+        )
+
+    def _actions(self) -> tuple[ActionSource, Pacer]:
+        """The policy's actions, and the pacer that goes with them."""
+        contract, watch, gate = self.contract, self.watch, self.gate
+        pacer: Pacer = ClockPacer(contract.rate)
+        if contract.pace == "reference":
+            pacer = ReferencePacer(self.robot, contract.pace_timeout or 2 / contract.rate)
+
+        def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
+            if watch is not None:
+                return watch.infer(observation, **continuation)
+            return gate.act(observation, **continuation)["actions"]
+
+        def infer_now(observation: RobotObservation) -> np.ndarray | None:
+            try:
+                return infer(observation)
+            except PolicyClientError as error:
+                _log.warning("no actions: %s", error)
+                return None
+
+        self._executor: ChunkExecutor | None = None
+        if self.options.synchronous:
+            actions = SynchronousActions(InferenceThread(infer_now))
+            pacer = SynchronousPacer(pacer, actions, contract.rate)
+        else:
+            actions = self._executor = ChunkExecutor(infer, contract.execution, silence=lambda: self.client.silence)
+        return watch.around(actions) if watch else actions, pacer
+
+    def why_no_action(self) -> str:
+        """Why the policy has none; empty where nothing is wrong."""
+        return self.gate.trouble or (self._executor.trouble if self._executor else "")
+
+    # --- what is written ----------------------------------------------------------------------
+
+    def observers(self, recordings: ExitStack) -> tuple[list[Callable[[Tick], None]], Callable[[], float] | None]:
+        """Who is called with each tick, in order; and about how long `recordings` takes to close, where any is made."""
+
+        on_change = hold_on_change(self.gate, self.hold, self._on_policy_change, is_watched=self.episodes is None)
+        heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state)
+        observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]
+        if self.options.log is not None:
+            observers.append(self.stack.enter_context(TickLog(self.options.log, self.watch)))
+        if self.options.record is None or self.labels is None:
+            return observers, None
+        recorder = self._recorder(self.options.record, self.labels, recordings)
+        if self.console is not None:
+            self.console.comparisons = comparisons = Comparisons(recorder)
+            recordings.callback(comparisons.close)
+        observers.append(self.episodes.recorded(recorder) if self.episodes else recorder)
+        if self.episodes:
+            recordings.callback(self.episodes.leave, recorder)
+        return observers, recorder.seconds_left
+
+    def _on_policy_change(self, text: str) -> None:
+        self._tell_of("policy", text)
+        if self.episodes is not None:
+            self.episodes.void(text, ends=False)
+
+    def _recorder(self, folder: Path, labels: EpisodeLabels, recordings: ExitStack) -> Recorder:
+        """Writes the labeled episodes as a dataset; it is finished when `recordings` closes."""
+        contract, watch, tell = self.contract, self.watch, self.console_state.notice
+        names = contract.observation.state_names, contract.action_names
+        recording = recordings.enter_context(Recording(folder, contract.rate, contract.name, tell, *names))
+        scores = (lambda: watch.score) if watch else None
+        recorder = Recorder(
+            recording, labels, lambda: self.gate.policy.version, self.options.round, failure_score=scores
+        )
+        recordings.callback(recorder.close)
+        return recorder
+
+    def report(self) -> list[EpisodeResult]:
+        """Tell and write how the simulated episodes ended; none where there are none."""
+        if self.episodes is None:
+            return []
+        results = self.episodes.all_results()
+        for line in report(results, self.options.detector is not None):
+            self.say(line)
+        if self.options.results:
+            write_text_atomic(self.options.results, json.dumps([r.as_json() for r in results], indent=1) + "\n")
+        return results
 
 
-def _episodes(
-    options: DeployOptions, contract: RobotContract, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor
-) -> SimEpisodes:
-    def stopped() -> str:
-        mode, reason = supervisor.state
-        return reason if mode == STOPPED else ""
+class TickLog:
+    """Every tick as a JSON line: what was asked, what was sent, why. Written line by line, whole after a crash."""
 
-    tasks = options.tasks
-    specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
-    facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped, contract.silence)
-    return SimEpisodes(robot.transport, robot, specs, rules=options.void_rules, facts=facts)
+    def __init__(self, path: Path, watch: FailureWatch | None = None) -> None:
+        self._path, self._watch = path, watch
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> TickLog:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a", buffering=1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __call__(self, tick: Tick) -> None:
+        assert self._file is not None, "used as a context manager"
+        sent, requested = tick.sent, tick.requested
+        line = {
+            "time": tick.time,
+            "step": tick.step,
+            "stamp": tick.observation.stamp if tick.observation else None,
+            "source": requested.source if requested else None,
+            "requested": _plain(requested.values) if requested else None,
+            "sent": _plain(sent.values) if sent and sent.values is not None else None,
+            "mode": sent.mode if sent else "waiting" if tick.operator_command.active else "inactive",
+            "limited": list(sent.limited) if sent else [],
+            "late": round(tick.late, 6),
+            "latency": round(tick.latency, 6),
+        }
+        if self._watch is not None:
+            line["failure"] = self._watch.score
+        self._file.write(json.dumps(line) + "\n")
 
 
-def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> list[EpisodeResult]:
-    results = episodes.all_results()
-    for line in report(results, options.detector is not None):
-        say(line)
-    if options.results:
-        write_text_atomic(options.results, json.dumps([r.as_json() for r in results], indent=1) + "\n")
-    return results
+def _plain(values: np.ndarray) -> list[float | str]:
+    """JSON has no NaN."""
+    return [float(v) if np.isfinite(v) else str(v) for v in values]

@@ -1,21 +1,23 @@
 """A web page's server: its sockets, of which one at a time has control, in a thread of its own.
 
 What a page shows and what its messages do is a subclass's: the console of one robot (`server.py`), the hub of several.
-Viewers only watch; an emergency stop is taken from any.
+Viewers only watch; an emergency stop is taken from any. A slow browser gets fewer messages, never a queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Literal
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -42,6 +44,7 @@ _quiet = logging.getLogger(f"{__name__}.websockets")
 _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 
 MAX_BAD_MESSAGES = 20
+STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
 MAX_WRONG_TOKENS = 5
 POLICY_VIOLATION = 1008
 CLOSING_SECONDS = 5.0  # for what runs beside the sessions to let go of its own connections
@@ -55,13 +58,24 @@ class Session:
         self.name = ""
         self.num_bad = self.num_wrong = 0
         self.scores_shown = self.notices_shown = 0
-        self.pictures_shown: dict[str, float] = {}
+        self.watching = ("", 0)  # at a hub: the robot that is looked at, and a count of such wishes
+        self.greeted: object = None  # what is shown, once its hello has been made; None: nothing yet
+        self.view: object = None  # the same, once its hello has been sent
         self.refused: deque[str] = deque(maxlen=8)  # told with the next status, so that listening never waits
         self.heard: tuple[float, float] | None = None  # (the page's clock, ours) of its last word, not echoed yet
         self.quickest = float("inf")  # smallest (arrival - page's clock) seen, seconds
         self._window, self._in_window = 0.0, 0
         self.sent, self.seen = Seen(0, 0), Seen(0, 0)
         self._forced = dict.fromkeys(("statuses", "pictures"), time.monotonic())
+
+    def take_refused(self) -> list[str]:
+        """What was refused since the last status."""
+        return [self.refused.popleft() for _ in range(len(self.refused))]
+
+    def take_echo(self) -> list[float] | None:
+        """The page's clock when it was last heard, and the seconds since; None where that was told."""
+        heard, self.heard = self.heard, None
+        return None if heard is None else [heard[0], round(time.monotonic() - heard[1], 4)]
 
     def may_send(self, what: Literal["statuses", "pictures"], ahead: int) -> bool:
         """Return whether the page keeps up. One that never says so gets little."""
@@ -85,28 +99,14 @@ class Session:
         return now - sent - self.quickest
 
 
-class Shown(Protocol):
-    """What is sent to each session. `sessions` and `controller` are the server's to keep."""
-
-    sessions: set[Session]
-    controller: Session | None
-
-    async def statuses(self, session: Session) -> None:
-        """Send status messages until the session ends."""
-        ...
-
-    async def pictures(self, session: Session) -> None:
-        """Send pictures until the session ends."""
-        ...
-
-
 class PageServer(ABC):
     """See the module.
 
     Args:
-        shown: see `Shown`. script: of the page.
+        script: of the page.
 
     Attributes:
+        sessions, controller: the browsers that are connected, and the one that has control.
         refusals: errors of what a browser asks, besides `ConsoleError`, whose text it is told.
         token_place: where a person finds the token; `{file}` is its file.
 
@@ -120,13 +120,15 @@ class PageServer(ABC):
         "--console-token-file"
     )
 
-    def __init__(self, config: ConsoleConfig, shown: Shown, script: str = "console.js") -> None:
+    def __init__(self, config: ConsoleConfig, script: str = "console.js") -> None:
         if config.token is None and not is_loopback(config.host):
             raise ConfigError(
                 f"console: {config.host} can be reached from other machines, so a token is required: give "
                 "--console-token-file, or keep to 127.0.0.1 and reach it through an SSH tunnel"
             )
-        self.config, self._show = config, shown
+        self.config = config
+        self.sessions: set[Session] = set()
+        self.controller: Session | None = None
         self._tls = server_context(config.certificate, config.key)
         self._slots = ConnectionSlots(config.max_clients)
         self._door = ConsoleAccess(config, self._slots, self.stop_all, script)
@@ -173,6 +175,14 @@ class PageServer(ABC):
     @abstractmethod
     def obeyed(self, session: Session, message: Any) -> str:
         """Do what the session in control asks, which is not too late. Returns why not, or ""."""
+
+    @abstractmethod
+    def statuses(self, session: Session) -> list[dict[str, Any]]:
+        """The messages to send now."""
+
+    @abstractmethod
+    def pictures(self, session: Session) -> Mapping[Any, bytes]:
+        """Camera -> the message with its newest picture."""
 
     def to_one_robot(self, message: Any) -> Any:
         """A console's message without the robot that it is for; for pages whose messages name one."""
@@ -259,18 +269,47 @@ class PageServer(ABC):
         if not await self._slots.enter(connection):
             return
         session = Session(connection)
-        self._show.sessions.add(session)
-        tasks = [asyncio.ensure_future(part) for part in (self._show.statuses(session), self._show.pictures(session))]
+        self.sessions.add(session)
+        tasks = [asyncio.ensure_future(part) for part in (self._send_statuses(session), self._send_pictures(session))]
         try:
             await self._listen(session)
         except ConnectionClosed:
             pass
         finally:
             self._slots.leave(connection)
-            self._show.sessions.discard(session)
+            self.sessions.discard(session)
             for task in tasks:
                 task.cancel()
             self._release(session, "the console in control has left")
+
+    async def _send_statuses(self, session: Session) -> None:
+        """Status at a fixed rate."""
+        with suppress(ConnectionClosed):
+            while True:
+                if session.may_send("statuses", STATUSES_AHEAD):
+                    for message in self.statuses(session):
+                        await session.connection.send(json.dumps(message))
+                    session.view = session.greeted
+                    session.sent = replace(session.sent, statuses=session.sent.statuses + 1)
+                await asyncio.sleep(1 / self.config.status_rate)
+
+    async def _send_pictures(self, session: Session) -> None:
+        """Each picture once, and none of a view that is no longer looked at."""
+        shown: dict[Any, bytes] = {}
+        view: object = ()
+        with suppress(ConnectionClosed):
+            while True:
+                if view != (view := session.view):
+                    shown.clear()
+                pictures = dict(self.pictures(session))
+                for camera, data in pictures.items():
+                    if session.view != view:
+                        break
+                    if shown.get(camera) is not data and session.may_send("pictures", PICTURES_AHEAD * len(pictures)):
+                        shown[camera] = data
+                        await session.connection.send(data)
+                        session.sent = replace(session.sent, pictures=session.sent.pictures + 1)
+                await asyncio.sleep(0.5 / self.config.camera_rate)
 
     async def _listen(self, session: Session) -> None:
         async for data in session.connection:
@@ -302,7 +341,7 @@ class PageServer(ABC):
                 return self._take_control(session, message)
         if (answer := self.watched(session, message)) is not None:
             return answer
-        if session is not self._show.controller:
+        if session is not self.controller:
             return "" if isinstance(message, Alive) else "this console only watches: take control first"
         match message:
             case Alive(sent=sent) | Drive(sent=sent) if session.delay(sent, now) > self.config.link_timeout / 2:
@@ -335,18 +374,18 @@ class PageServer(ABC):
             session.num_wrong += bool(message.token)
             told = "wrong token" if message.token else "a token is needed to take control"
             return f"{told}: {self.token_place.format(file=self.config.token_file or 'the file')}"
-        holder = self._show.controller
+        holder = self.controller
         is_held = holder not in (None, session) and self.silence <= self.config.link_timeout
         if is_held and not (message.force and token is not None):
             assert holder is not None, "just checked"
             way = "take it from them with the token" if token is not None else "they must release it"
             return f"{holder.name} has control: {way}"
         session.name, session.quickest = message.name, float("inf")
-        self._show.controller = session
+        self.controller = session
         self.entered(message.name, holder is not session)
         return ""
 
     def _release(self, session: Session, why: str) -> None:
-        if self._show.controller is session:
-            self._show.controller = None
+        if self.controller is session:
+            self.controller = None
             self.left(why)

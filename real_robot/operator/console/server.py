@@ -8,16 +8,10 @@ operator.
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import Coroutine
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
-from websockets.exceptions import ConnectionClosed
 
 from real_robot.bridge.codec import encode_image
 from real_robot.control.supervisor import STOPPED, Supervisor
@@ -28,29 +22,31 @@ from real_robot.operator.console.page_server import PageServer, Session
 from real_robot.operator.intervention import EpisodeSummary, InterventionError
 
 LONGEST_SIDE, JPEG_QUALITY = 480, 75  # of the pictures shown
-STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
 
 
-class ConsoleStream:
-    """Sends each session what it sees. Its `sessions` and `controller` are the server's to keep."""
+class ConsoleServer(PageServer):
+    """The console's page and sockets; see the module.
+
+    Raises:
+        ConfigError: listening beyond loopback without a token, or a certificate that cannot be used.
+    """
+
+    refusals = (InterventionError,)
 
     def __init__(self, config: ConsoleConfig, operator: ConsoleOperator, supervisor: Supervisor) -> None:
-        self.config, self._operator, self._supervisor = config, operator, supervisor
+        self._operator, self._supervisor = operator, supervisor
         self._console_state = operator.console_state
-        self.sessions: set[Session] = set()
-        self.controller: Session | None = None
-        self._pictures: dict[str, tuple[float, bytes]] = {}
+        self._pictures: dict[str, bytes] = {}
+        super().__init__(config)
 
-    async def statuses(self, session: Session) -> None:
-        """Status at a fixed rate; a slow browser gets fewer, never a queue."""
-        send, wait = session.connection.send, 1 / self.config.status_rate
-        with suppress(ConnectionClosed):
-            await send(json.dumps(self._hello()))
-            while True:
-                if session.may_send("statuses", STATUSES_AHEAD):
-                    await send(json.dumps(self._status(session)))
-                    session.sent = replace(session.sent, statuses=session.sent.statuses + 1)
-                await asyncio.sleep(wait)
+    def statuses(self, session: Session) -> list[dict[str, Any]]:
+        greeting = [] if session.greeted else [self._hello()]
+        session.greeted = True
+        return [*greeting, self._status(session)]
+
+    def pictures(self, session: Session) -> dict[str, bytes]:
+        """Each: a byte with the length of the camera's name, the name, a JPEG file."""
+        return self._pictures
 
     def _hello(self) -> dict[str, Any]:
         operator = self._operator
@@ -70,12 +66,10 @@ class ConsoleStream:
         session.scores_shown = scores[-1][0] if scores else session.scores_shown
         session.notices_shown = notices[-1].number if notices else session.notices_shown
         summary = intervention.summary
-        heard, session.heard = session.heard, None
-        refused = [session.refused.popleft() for _ in range(len(session.refused))]
         return {
             "type": "status",
-            "refused": refused,
-            "echo": None if heard is None else [heard[0], round(time.monotonic() - heard[1], 4)],
+            "refused": session.take_refused(),
+            "echo": session.take_echo(),
             "mode": mode.mode,
             "reason": mode.reason,
             "is_still": self._supervisor.is_still,
@@ -96,20 +90,7 @@ class ConsoleStream:
             **console_state.numbers(),
         }
 
-    async def pictures(self, session: Session) -> None:
-        """Each camera's newest picture, once: a byte with the length of the camera's name, the name, a JPEG file."""
-        with suppress(ConnectionClosed):
-            while True:
-                for name, (stamp, jpeg) in list(self._pictures.items()):
-                    ahead = PICTURES_AHEAD * len(self._pictures)
-                    if session.pictures_shown.get(name) != stamp and session.may_send("pictures", ahead):
-                        session.pictures_shown[name] = stamp
-                        encoded = name.encode()[:255]
-                        await session.connection.send(bytes([len(encoded)]) + encoded + jpeg)
-                        session.sent = replace(session.sent, pictures=session.sent.pictures + 1)
-                await asyncio.sleep(0.5 / self.config.camera_rate)
-
-    async def encode(self) -> None:
+    async def background(self) -> None:
         """Make JPEGs of the newest observation, while somebody looks."""
         shown = float("-inf")
         while True:
@@ -118,55 +99,11 @@ class ConsoleStream:
             if not self.sessions or stamp == shown:
                 continue
             shown = stamp
-            jpegs = await asyncio.to_thread(self._make_jpegs, pictures)
-            self._pictures = {name: (stamp, jpeg) for name, jpeg in jpegs.items()}
-
-    def _make_jpegs(self, pictures: dict[str, np.ndarray]) -> dict[str, bytes]:
-        return {
-            name: encode_image(shrink(picture, LONGEST_SIDE), "jpeg", JPEG_QUALITY)
-            for name, picture in pictures.items()
-        }
-
-
-def _why(summary: EpisodeSummary) -> str:
-    """What brought the episode where it stands: event, who, and the reason where one was said."""
-    if not summary.transitions:
-        return ""
-    last = summary.transitions[-1]
-    return f"{last.event.replace('_', ' ')} ({last.who}){': ' + last.reason if last.reason else ''}"[:300]
-
-
-def shrink(picture: np.ndarray, side: int) -> np.ndarray:
-    """The picture, uint8 (height, width, 3), made smaller so that no side is longer than that."""
-    factor = side / max(picture.shape[:2])
-    if factor >= 1:
-        return picture
-    height, width = (max(1, round(n * factor)) for n in picture.shape[:2])
-    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
-
-
-class ConsoleServer(PageServer):
-    """The console's page and sockets; see the module.
-
-    Raises:
-        ConfigError: listening beyond loopback without a token, or a certificate that cannot be used.
-    """
-
-    refusals = (InterventionError,)
-
-    def __init__(self, config: ConsoleConfig, operator: ConsoleOperator, supervisor: Supervisor) -> None:
-        self._operator, self._supervisor = operator, supervisor
-        self._console_state = operator.console_state
-        self._console = ConsoleStream(config, operator, supervisor)
-        super().__init__(config, self._console)
+            self._pictures = await asyncio.to_thread(_messages, pictures)
 
     def stop_all(self, who: str) -> None:
         """Stop the robot."""
         self._operator.stop(who)
-
-    def background(self) -> Coroutine[Any, Any, None]:
-        """Pictures are encoded."""
-        return self._console.encode()
 
     @property
     def silence(self) -> float:
@@ -213,3 +150,26 @@ class ConsoleServer(PageServer):
                     return "nothing to reset: the robot is not stopped"
                 self._operator.reset(name)
         return ""
+
+
+def _why(summary: EpisodeSummary) -> str:
+    """What brought the episode where it stands: event, who, and the reason where one was said."""
+    if not summary.transitions:
+        return ""
+    last = summary.transitions[-1]
+    return f"{last.event.replace('_', ' ')} ({last.who}){': ' + last.reason if last.reason else ''}"[:300]
+
+
+def shrink(picture: np.ndarray, side: int) -> np.ndarray:
+    """The picture, uint8 (height, width, 3), made smaller so that no side is longer than that."""
+    factor = side / max(picture.shape[:2])
+    if factor >= 1:
+        return picture
+    height, width = (max(1, round(n * factor)) for n in picture.shape[:2])
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def _messages(pictures: dict[str, np.ndarray]) -> dict[str, bytes]:
+    names = {camera: camera.encode()[:255] for camera in pictures}
+    jpegs = {c: encode_image(shrink(p, LONGEST_SIDE), "jpeg", JPEG_QUALITY) for c, p in pictures.items()}
+    return {camera: bytes([len(name)]) + name + jpegs[camera] for camera, name in names.items()}

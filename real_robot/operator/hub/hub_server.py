@@ -7,19 +7,16 @@ page at a time has control of the hub, under the console's rules; a stop is take
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
-from websockets.exceptions import ConnectionClosed
 
 from real_robot.operator.console.access import SOCKET_PATH, ConsoleConfig
 from real_robot.operator.console.messages import (
@@ -34,7 +31,6 @@ from real_robot.operator.console.messages import (
     text_of,
 )
 from real_robot.operator.console.page_server import PageServer, Session
-from real_robot.operator.console.server import PICTURES_AHEAD, STATUSES_AHEAD
 from real_robot.operator.hub.help_queue import HEAD_START, HelpError
 from real_robot.operator.hub.hub import Hub
 from real_robot.operator.hub.hub_log import HubLog
@@ -86,100 +82,6 @@ def read_hub_message(data: str | bytes) -> ConsoleMessage | ToRobot | Visit:
     return ToRobot(robot, message) if isinstance(message, Press | Reset | Stop) else message
 
 
-class HubStream:
-    """What each session is sent: the overview, and of one robot what its console shows."""
-
-    def __init__(self, config: ConsoleConfig, hub: Hub) -> None:
-        self._config, self._hub = config, hub
-        self.sessions: set[Session] = set()
-        self.controller: Session | None = None
-        self.watching: dict[Session, str] = {}
-        self._greeted: dict[Session, str] = {}
-        self._num_watched = 0
-        self._shown: dict[Session, tuple[str, int]] = {}  # the robot whose hello was sent, and which `watch` that was
-
-    def watch(self, session: Session, robot: str) -> None:
-        """From now on show this robot, from its beginning."""
-        self.watching[session] = robot
-        self._num_watched += 1
-        self._greeted.pop(session, None)
-        self._shown.pop(session, None)
-        session.scores_shown = session.notices_shown = 0
-
-    async def statuses(self, session: Session) -> None:
-        """The overview and the robot's status at a fixed rate; a slow browser gets fewer, never a queue."""
-        try:
-            with suppress(ConnectionClosed):
-                while True:
-                    if session.may_send("statuses", STATUSES_AHEAD):
-                        robot, watched = self.watching.get(session, ""), self._num_watched
-                        for message in self._messages(session):
-                            await session.connection.send(json.dumps(message))
-                        session.sent = replace(session.sent, statuses=session.sent.statuses + 1)
-                        if robot and self._greeted.get(session) == robot and session not in self._shown:
-                            self._shown[session] = robot, watched
-                    await asyncio.sleep(1 / self._config.status_rate)
-        finally:
-            self.watching.pop(session, None)
-            self._greeted.pop(session, None)
-            self._shown.pop(session, None)
-
-    def _messages(self, session: Session) -> list[dict[str, Any]]:
-        heard, session.heard = session.heard, None
-        overview = self._hub.overview() | {
-            "in_control": session is self.controller,
-            "token_needed": self._config.token is not None,
-            "num_pages": len(self.sessions),
-            "refused": [session.refused.popleft() for _ in range(len(session.refused))],
-            "echo": None if heard is None else [heard[0], round(time.monotonic() - heard[1], 4)],
-        }
-        link = self._hub.links.get(self.watching.get(session, ""))
-        if link is None or link.hello is None or not link.is_fresh:
-            self._greeted.pop(session, None)
-            return [overview]
-        messages = [overview]
-        if self._greeted.get(session) != link.name:
-            self._greeted[session] = link.name
-            messages.append(link.hello | {"robot": link.name, "token_needed": overview["token_needed"]})
-        return [*messages, self._status(session, link)]
-
-    def _status(self, session: Session, link: RobotLink) -> dict[str, Any]:
-        """The robot's own status, as this page may act on it."""
-        now = time.monotonic()
-        scores = [s for s in link.scores if s[0] > session.scores_shown]
-        notices = [n for n in link.notices if n[0] > session.notices_shown]
-        session.scores_shown = scores[-1][0] if scores else session.scores_shown
-        session.notices_shown = notices[-1][0] if notices else session.notices_shown
-        help = self._hub.queue.help
-        visited = session is self.controller and help is not None and help.robot == link.name
-        return link.status | {
-            "refused": [],
-            "echo": None,
-            "in_control": visited and link.is_ours,
-            "scores": [[round(now - at, 3), value, limit] for _, at, value, limit in scores],
-            "notices": [[at, text] for _, at, text in notices],
-        }
-
-    async def pictures(self, session: Session) -> None:
-        """Each of the robot's pictures, as its console sent it, once; after its hello, and never another robot's."""
-        shown: dict[bytes, bytes] = {}
-        view: tuple[str, int] | None = None
-        with suppress(ConnectionClosed):
-            while True:
-                if view != (view := self._shown.get(session)):
-                    shown.clear()
-                link = None if view is None else self._hub.links.get(view[0])
-                for camera, data in list(link.pictures.items()) if link is not None else ():
-                    if self._shown.get(session) != view:
-                        break  # The page looks at another one by now.
-                    ahead = PICTURES_AHEAD * len(link.pictures) if link is not None else 0
-                    if shown.get(camera) is not data and session.may_send("pictures", max(1, ahead)):
-                        shown[camera] = data
-                        await session.connection.send(data)
-                        session.sent = replace(session.sent, pictures=session.sent.pictures + 1)
-                await asyncio.sleep(0.5 / self._config.camera_rate)
-
-
 class HubServer(PageServer):
     """Serves the hub; see the module.
 
@@ -191,9 +93,10 @@ class HubServer(PageServer):
     token_place = "this hub's is the text in {file}, which `vla-rl hub serve` was given with --token-file"
 
     def __init__(self, config: ConsoleConfig, hub: Hub) -> None:
-        self._hub, self._pages = hub, HubStream(config, hub)
+        self._hub = hub
+        self._num_watched = 0
         self.failure: Exception | None = None
-        super().__init__(config, self._pages, "hub.js")
+        super().__init__(config, "hub.js")
 
     async def background(self) -> None:
         """Keep the lines to the robots, the queue and the log."""
@@ -215,6 +118,56 @@ class HubServer(PageServer):
         except OSError as error:
             self.failure = error
 
+    def watch(self, session: Session, robot: str) -> None:
+        """From now on show this robot, from its beginning."""
+        self._num_watched += 1
+        session.watching = robot, self._num_watched
+        session.greeted = session.view = None
+        session.scores_shown = session.notices_shown = 0
+
+    def statuses(self, session: Session) -> list[dict[str, Any]]:
+        """The overview, and of the robot that is looked at what its console shows."""
+        overview = self._hub.overview() | {
+            "in_control": session is self.controller,
+            "token_needed": self.config.token is not None,
+            "num_pages": len(self.sessions),
+            "refused": session.take_refused(),
+            "echo": session.take_echo(),
+        }
+        watched = session.watching
+        link = self._hub.links.get(watched[0])
+        if link is None or link.hello is None or not link.is_fresh:
+            session.greeted = None
+            return [overview]
+        messages = [overview]
+        if session.greeted != watched:
+            session.greeted = watched
+            messages.append(link.hello | {"robot": link.name, "token_needed": overview["token_needed"]})
+        return [*messages, self._status(session, link)]
+
+    def pictures(self, session: Session) -> Mapping[bytes, bytes]:
+        """The robot's, as its console sent them; after its hello, and never another robot's."""
+        view = session.view
+        link = self._hub.links.get(view[0]) if isinstance(view, tuple) else None
+        return {} if link is None else link.pictures
+
+    def _status(self, session: Session, link: RobotLink) -> dict[str, Any]:
+        """The robot's own status, as this page may act on it."""
+        now = time.monotonic()
+        scores = [s for s in link.scores if s[0] > session.scores_shown]
+        notices = [n for n in link.notices if n[0] > session.notices_shown]
+        session.scores_shown = scores[-1][0] if scores else session.scores_shown
+        session.notices_shown = notices[-1][0] if notices else session.notices_shown
+        help = self._hub.queue.help
+        visited = session is self.controller and help is not None and help.robot == link.name
+        return link.status | {
+            "refused": [],
+            "echo": None,
+            "in_control": visited and link.is_ours,
+            "scores": [[round(now - at, 3), value, limit] for _, at, value, limit in scores],
+            "notices": [[at, text] for _, at, text in notices],
+        }
+
     def stop_all(self, who: str) -> None:
         """Stop every robot."""
         self._hub.stop(None, who)
@@ -226,8 +179,8 @@ class HubServer(PageServer):
 
     def heard(self) -> None:
         """The person was heard just now; after a silence, in which the robots were let go, they stand by again."""
-        if not self._hub.person and self._pages.controller is not None:
-            self._hub.enter(self._pages.controller.name)
+        if not self._hub.person and self.controller is not None:
+            self._hub.enter(self.controller.name)
         self._hub.seen()
 
     def entered(self, name: str, is_new: bool) -> None:
@@ -248,7 +201,7 @@ class HubServer(PageServer):
         """Anybody may look at a robot, and stop one or all."""
         match message:
             case Visit("watch", robot):
-                self._pages.watch(session, robot)
+                self.watch(session, robot)
                 return ""
             case ToRobot(robot, Stop()):
                 missed = self._hub.stop(robot or None, session.name or "a viewer")
@@ -269,7 +222,7 @@ class HubServer(PageServer):
                 self._hub.help(robot or None)
                 help = self._hub.queue.help
                 assert help is not None, "just begun"
-                self._pages.watch(session, help.robot)
+                self.watch(session, help.robot)
             case Visit("hand_back"):
                 self._hub.hand_back()
             case DriveRobot(robot=robot):

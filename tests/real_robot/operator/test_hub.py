@@ -27,7 +27,7 @@ from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.page_server import Session
 from real_robot.operator.hub.hub import Hub, needs_help
 from real_robot.operator.hub.hub_log import read_log, shares
-from real_robot.operator.hub.hub_server import HubStream, console_url, load_hub
+from real_robot.operator.hub.hub_server import HubServer, console_url, load_hub
 from vla_rl.config import ConfigError
 
 
@@ -394,7 +394,7 @@ def test_the_hub_sends_no_picture_of_a_robot_after_another_ones_hello() -> None:
     sent, order = list[str](), ["left", "right", "left"]
 
     async def run() -> None:
-        show = HubStream(ConsoleConfig(status_rate=60, camera_rate=60), hub)
+        show = HubServer(ConsoleConfig(status_rate=60, camera_rate=60), hub)
 
         async def send(data: str | bytes) -> None:
             if isinstance(data, bytes):
@@ -408,7 +408,7 @@ def test_the_hub_sends_no_picture_of_a_robot_after_another_ones_hello() -> None:
         session = Session(cast(Any, SimpleNamespace(send=send)))
         session.may_send = lambda what, ahead: True  # type: ignore[method-assign]
         show.watch(session, order.pop(0))
-        tasks = [asyncio.ensure_future(part) for part in (show.statuses(session), show.pictures(session))]
+        tasks = [asyncio.ensure_future(part) for part in (show._send_statuses(session), show._send_pictures(session))]
         end = time.monotonic() + 20
         while len(sent) < 7 and time.monotonic() < end:
             await asyncio.sleep(0.02)

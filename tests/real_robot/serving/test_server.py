@@ -90,7 +90,7 @@ def test_our_client(server: ToyThread) -> None:
         reply = ours.act(seen, embedding=True)
         np.testing.assert_array_equal(reply["embedding"], np.arange(5) * 2)
         assert reply["actions"].shape == (4, 3) and reply["actions"].dtype == np.float32
-        continued = ours.actions(seen, prefix=np.full((3, 3), 9.0), num_frozen=2)
+        continued = ours.act(seen, prefix=np.full((3, 3), 9.0), num_frozen=2)["actions"]
         assert continued[:, 0].tolist() == [9, 9, 2, 3]
 
 
