@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from real_robot.control.robot_loop import OperatorCommand
+from real_robot.control.robot_loop import ControlLoop, OperatorCommand
 from real_robot.types import RobotObservation
 
 CAPACITY = 1000  # lines that wait; of more, the oldest are not told
@@ -82,14 +82,6 @@ class Lines:
                 self._tell(text)
             except Exception as error:  # a line is lost; the next one may be told
                 _log.warning("not told: %s (%s)", text, error)
-
-
-class Loop(Protocol):
-    """What is run: `ControlLoop`."""
-
-    def run(self) -> None:
-        """Tick until it is over, then brake, whatever is raised."""
-        ...
 
 
 class CutShortError(BaseException):
@@ -175,7 +167,7 @@ class Shutdown:
             self.say("Ctrl-Z does nothing here: a suspended process brakes nothing. Ctrl-C ends it")
         return OperatorCommand(finished=self._number is not None)
 
-    def run(self, loop: Loop) -> None:
+    def run(self, loop: ControlLoop) -> None:
         """Run the loop until it has ended and the robot stands. An error of it is told, and kept for `exit`."""
         self._phase, self._lines = RUNNING, Lines(self._tell)
         try:

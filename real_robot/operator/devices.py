@@ -214,6 +214,7 @@ class LeaderArm:
         self._polled = Polled(self._turn, lambda: let_go(device), config.read_hz)
 
     def target(self) -> tuple[np.ndarray, float] | None:
+        """float32 (A,) in the contract's units, and when it was read, monotonic seconds. None: nothing yet."""
         return self._polled.newest
 
     def drive(self, goal: np.ndarray | None) -> None:
@@ -239,6 +240,7 @@ class LeaderArm:
 
     @property
     def error(self) -> str:
+        """Why it says nothing now, where it knows."""
         return self._polled.error
 
     def close(self) -> None:

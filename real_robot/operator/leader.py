@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from real_robot.contract.safety import SafetyConfig
 from real_robot.control.supervisor import RUNNING, STOPPED
+from real_robot.operator.devices import LeaderArm
 
 HELD_FOR = 2.0  # seconds at the robot's pose in which the person takes it in hand
 RESISTS = 0.1  # share of a number's low..high that it may stay behind
 MOST_STEP = RESISTS / 4  # share of a number's low..high that the goal moves between two readings of the leader
 SAY_EVERY = 2.0  # seconds between two lines about the same misalignment
-
-
-class Driven(Protocol):
-    """A leader with motors."""
-
-    def drive(self, goal: np.ndarray | None) -> None:
-        """Go to this command, float32 (A,) in the contract's units, with torque on; None: torque off. Does not wait."""
-        ...
 
 
 class LeaderDrive:
@@ -44,7 +37,7 @@ class LeaderDrive:
 
     def __init__(
         self,
-        leader: Driven,
+        leader: LeaderArm,
         safety: SafetyConfig,
         within: float,
         speed: float,
@@ -114,19 +107,6 @@ class LeaderDrive:
         return bool((np.abs(at - told) <= self._within * self._range).all())
 
 
-class Leader(Protocol):
-    """Something that says where the robot is to be."""
-
-    def target(self) -> tuple[np.ndarray, float] | None:
-        """float32 (A,) in the contract's units, and when it was read, monotonic seconds. None: nothing yet."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """Why it says nothing now, where it knows."""
-        ...
-
-
 class LeaderFollowing:
     """See the module.
 
@@ -139,7 +119,7 @@ class LeaderFollowing:
 
     def __init__(
         self,
-        leader: Leader,
+        leader: LeaderArm,
         safety: SafetyConfig,
         within: float,
         timeout: float,

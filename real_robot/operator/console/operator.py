@@ -10,60 +10,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import Drive
+from real_robot.operator.devices import AxesDevice
+from real_robot.operator.episode_log import Comparisons
 from real_robot.operator.intervention import Intervention, InterventionError
 from real_robot.operator.leader import LeaderFollowing
+from real_robot.operator.scene_reset import SceneReset
 from real_robot.operator.teleop import Axes, Teleoperation
 from real_robot.types import RobotObservation
 
 _DRIVEN = ("recovery", "correction", "demo")
 _NO_MOTION = np.zeros(6, np.float32)
-
-
-class Device(Protocol):
-    """A person's device at the robot's own computer, such as a SpaceMouse."""
-
-    def read(self) -> Axes | None:
-        """Where it is now; None while nobody touches it, or without word from it. Does not block."""
-        ...
-
-
-class Scene(Protocol):
-    """Who lays the scene out between episodes."""
-
-    @property
-    def can_reset(self) -> bool:
-        """It can be asked for now."""
-        ...
-
-    def reset(self, who: str) -> None:
-        """
-        Raises:
-            InterventionError: not possible now; the message says why.
-        """
-        ...
-
-
-class Comparisons(Protocol):
-    """Who keeps which of two episodes a person found better."""
-
-    @property
-    def can_compare(self) -> bool:
-        """There are two to compare now."""
-        ...
-
-    def compare(self, better: bool, who: str) -> None:
-        """
-        Raises:
-            InterventionError: not possible now; the message says why.
-        """
-        ...
 
 
 class ConsoleOperator:
@@ -81,7 +43,7 @@ class ConsoleOperator:
         comparisons: who keeps what is better, for the buttons Better and Worse; None where nothing is recorded.
     """
 
-    scene: Scene | None = None
+    scene: SceneReset | None = None
     comparisons: Comparisons | None = None
 
     def __init__(
@@ -90,7 +52,7 @@ class ConsoleOperator:
         teleoperation: Teleoperation,
         console_state: ConsoleState,
         link_timeout: float = 1.0,
-        device: Device | None = None,
+        device: AxesDevice | None = None,
         leader: LeaderFollowing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

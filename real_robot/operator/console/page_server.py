@@ -58,7 +58,7 @@ class Session:
         self.name = ""
         self.num_bad = self.num_wrong = 0
         self.scores_shown = self.notices_shown = 0
-        self.watching = ("", 0)  # at a hub: the robot that is looked at, and a count of such wishes
+        self.watching: tuple[str, int] = ("", 0)  # at a hub: the robot that is looked at, and a count of such wishes
         self.greeted: object = None  # what is shown, once its hello has been made; None: nothing yet
         self.view: object = None  # the same, once its hello has been sent
         self.refused: deque[str] = deque(maxlen=8)  # told with the next status, so that listening never waits

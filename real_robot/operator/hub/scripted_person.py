@@ -4,7 +4,7 @@ The person goes to the first in the queue, needs `hand_over` seconds to get ther
 would, until the episode is over; gives up where that gets nowhere or cannot be done; hands back, and goes to the next.
 A policy that was interrupted by something else than an alarm is told to go on. Robots that are ready get a new scene
 and are started, while there is work; a policy that drives for longer than its horizon is visited, and its episode
-ended. What the person knows of the robots is what the hub's overview says, and what an `Observer` of each scene sees.
+ended. What the person knows of the robots is what the hub's overview says, and what a `SceneObserver` sees.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from real_robot.operator.hub.sim_observer import SceneView
+from real_robot.operator.hub.sim_observer import SceneObserver, SceneView
 from real_robot.operator.sim_interventions import LOWERING, SIDEWAYS, WHO, ProgressAlarm
 from real_robot.operator.teleop import AXES
 from vla_rl.types import EpisodeSpec
@@ -33,19 +33,6 @@ AGAIN = 1.0  # seconds after which a button that has changed nothing is pressed 
 STALE = 0.5  # seconds: who sees nothing new for so long lets go
 DRIVEN = ("recovery", "correction")
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # a picture
-
-
-class Observer(Protocol):
-    """What the person sees of one robot, and the hand that lays out its scene."""
-
-    @property
-    def sight(self) -> SceneView:
-        """What is seen now."""
-        ...
-
-    def lay_out(self, number: int, spec: EpisodeSpec) -> None:
-        """Lay out an episode's scene; called until `sight` shows its number."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ class ScriptedPerson:
 
     def __init__(
         self,
-        observers: Mapping[str, Observer],
+        observers: Mapping[str, SceneObserver],
         work: Iterable[EpisodeSpec],
         options: PersonOptions,
         clock: Callable[[], float] = time.monotonic,
