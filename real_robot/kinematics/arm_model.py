@@ -10,13 +10,16 @@ somewhere, and distances asked.
 # (MuJoCo's names come from compiled modules without type stubs.)
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import mujoco
@@ -24,12 +27,83 @@ import numpy as np
 
 from real_robot.contract.model import ModelConfig
 from real_robot.contract.robot_file import JointFacts, compile_spec, leader, load_spec, read_joints
-from real_robot.kinematics.pairs import Pair, Pairs, find_fingers, find_neighbors, in_order
 from vla_rl.config import ConfigError
 
+Pair = tuple[str, str]
 LOOK = 0.05  # meters beyond min_distance in which distances are asked for
 NUM_SAMPLES = 200  # poses that tell which links always touch
 ALWAYS = 0.95  # share of them
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs of links, boxes and planes are not kept apart, and why.
+
+    Attributes:
+        neighbors: joined by a joint, with no link between.
+        fingers: nothing moves one against the other but joints that follow the same one: they close on each other.
+        touching: they touch in the neutral pose.
+        always: they touch in nearly every pose.
+        told: the contract allows it.
+        close: nearer than min_distance in the neutral pose, or in nearly every one: they must only not touch.
+    """
+
+    neighbors: frozenset[Pair] = frozenset()
+    fingers: frozenset[Pair] = frozenset()
+    touching: frozenset[Pair] = frozenset()
+    always: frozenset[Pair] = frozenset()
+    told: frozenset[Pair] = frozenset()
+    close: frozenset[Pair] = frozenset()
+
+    @property
+    def ignored(self) -> frozenset[Pair]:
+        return self.neighbors | self.fingers | self.touching | self.always | self.told
+
+
+def in_order(first: str, second: str) -> Pair:
+    """The pair as it is written everywhere: in alphabetical order."""
+    return (first, second) if first < second else (second, first)
+
+
+def find_neighbors(spec: mujoco.MjSpec) -> frozenset[Pair]:
+    """Pairs of links with at most one joint between them, and no solid link."""
+    found: set[Pair] = set()
+    for body in spec.bodies:
+        if body.name == "world" or not _is_solid(body):
+            continue
+        above, joints = body, 0
+        while above.name != "world":
+            joints += len(above.joints)
+            above = above.parent
+            if joints > 1:
+                break
+            if above.name != "world" and _is_solid(above):
+                found.add(in_order(body.name, above.name))
+                break
+    return frozenset(found)
+
+
+def find_fingers(spec: mujoco.MjSpec, facts: dict[str, JointFacts]) -> frozenset[Pair]:
+    """See `Pairs`."""
+    above: dict[str, frozenset[str]] = {}  # solid link -> joints that carry it
+    for body in spec.bodies:
+        if body.name == "world" or not _is_solid(body):
+            continue
+        joints, part = set(), body
+        while part.name != "world":
+            joints |= {joint.name for joint in part.joints}
+            part = part.parent
+        above[body.name] = frozenset(joints)
+    found: set[Pair] = set()
+    for first, second in combinations(above, 2):
+        between = above[first] ^ above[second]
+        if len(between) > 1 and len({leader(name, facts[name], facts)[0] for name in between}) == 1:
+            found.add(in_order(first, second))
+    return frozenset(found)
+
+
+def _is_solid(body: mujoco.MjsBody) -> bool:
+    return any(geom.contype or geom.conaffinity for geom in body.geoms)
 
 
 def add_cell(spec: mujoco.MjSpec, config: ModelConfig) -> None:

@@ -21,8 +21,7 @@ from real_robot.contract.channels import ActionSink
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.joint_mapping import commanded_joints, measured_joints
 from real_robot.contract.model import ModelConfig
-from real_robot.kinematics.arm_model import LOOK, ArmModel
-from real_robot.kinematics.pairs import Pair
+from real_robot.kinematics.arm_model import LOOK, ArmModel, Pair
 from real_robot.transports.base import QosConfig, Transport
 from real_robot.transports.messages import JointState, Message
 from real_robot.types import RobotObservation

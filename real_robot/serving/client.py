@@ -17,7 +17,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from real_robot.client_package.vla_rl_client import NotAuthorised, NotTrusted, PolicyClientError, PolicyConnection
+from real_robot.client_package.vla_rl_client import NotAuthorized, NotTrusted, PolicyClientError, PolicyConnection
 from real_robot.client_package.vla_rl_client.wire import DEFAULT_LIMITS, WireLimits
 from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.network import client_context, server_url, why_not_trusted
@@ -140,7 +140,7 @@ class PolicyClient(PolicyConnection):
         told = super()._refusal(error)
         if isinstance(error, InvalidStatus) and error.response.status_code == 401:
             mine = "the token given is not the server's" if self._token else "the server wants a token"
-            return NotAuthorised(
+            return NotAuthorized(
                 f"{self.address} refused the connection (401): {mine}. Give --token-file a copy of the file that "
                 "`vla-rl serve --token-file` was started with"
             )

@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from .wire import DEFAULT_LIMITS, PROTOCOL, ProtocolError, WireLimits, pack, short, unpack
 
 __all__ = [
-    "InferenceTimeout", "NotAuthorised", "NotTrusted", "PolicyClient", "PolicyClientError", "PolicyConnection",
+    "InferenceTimeout", "NotAuthorized", "NotTrusted", "PolicyClient", "PolicyClientError", "PolicyConnection",
     "ServerError", "ServerUnavailable",
 ]  # fmt: skip
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ class ServerUnavailable(PolicyClientError):
     """No server there, the connection was lost, or it is not ready yet. The next request tries again."""
 
 
-class NotAuthorised(PolicyClientError):
+class NotAuthorized(PolicyClientError):
     """The server wants a token, or another one."""
 
 
@@ -110,7 +110,7 @@ class PolicyConnection:
         """Connect now, if not connected, and read the metadata. Returns itself.
 
         Raises:
-            ServerUnavailable, NotAuthorised, NotTrusted, ServerError: see the classes.
+            ServerUnavailable, NotAuthorized, NotTrusted, ServerError: see the classes.
         """
         with self._lock:
             self._connected()
@@ -120,7 +120,7 @@ class PolicyConnection:
         """Send one request (keys: docs/serve.md) and wait for its answer, which has `actions`, float32 (H, A).
 
         Raises:
-            ServerUnavailable, NotAuthorised, NotTrusted, InferenceTimeout, ServerError: see the classes.
+            ServerUnavailable, NotAuthorized, NotTrusted, InferenceTimeout, ServerError: see the classes.
             ProtocolError (a ValueError): the request holds something that may not travel.
         """
         data = pack(request)
@@ -202,7 +202,7 @@ class PolicyConnection:
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
             text = (getattr(error.response, "body", None) or b"").decode("utf-8", "replace").strip()
-            kind = NotAuthorised if status in (401, 403) else ServerUnavailable
+            kind = NotAuthorized if status in (401, 403) else ServerUnavailable
             return kind(f"{self.address} refused the connection ({status}): {text}")
         if isinstance(error, ssl.SSLCertVerificationError):
             return NotTrusted(f"{self.address} is not trusted: {error.verify_message}")

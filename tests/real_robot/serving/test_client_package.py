@@ -83,7 +83,7 @@ def test_a_late_answer_is_never_the_next_ones(module: ModuleType, server: ToyThr
 
 
 def test_who_is_not_let_in_is_told(module: ModuleType, server: ToyThread) -> None:
-    with pytest.raises(module.NotAuthorised, match=r"\(401\)"):
+    with pytest.raises(module.NotAuthorized, match=r"\(401\)"):
         module.PolicyClient(server.address, token="another-word-of-some-length").__enter__()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -17,7 +17,7 @@ from toy_server import ToyServer, ToyThread, observation, toy_server, toy_thread
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from real_robot.client_package.vla_rl_client import NotAuthorised, ServerError, ServerUnavailable
+from real_robot.client_package.vla_rl_client import NotAuthorized, ServerError, ServerUnavailable
 from real_robot.client_package.vla_rl_client.wire import pack, unpack
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.network import is_loopback
@@ -264,7 +264,7 @@ def test_without_the_token_nobody_gets_in() -> None:
     with toy_thread(token=token) as server:
         given, where = "the token given is not the server's", "Give --token-file a copy of the file that `vla-rl serve"
         for wrong, what in ((None, "the server wants a token"), ("0123456789abcdeF", given), ("x", given)):
-            with pytest.raises(NotAuthorised, match=rf"\(401\): {what}\. {where}"):
+            with pytest.raises(NotAuthorized, match=rf"\(401\): {what}\. {where}"):
                 client(server, token=wrong).connect()
         with client(server, token=token) as ours:
             ours.infer(observation())
