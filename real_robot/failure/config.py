@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from real_robot.failure.conformal import BandKind as _BandKind
+from real_robot.failure.conformal import BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import FailureDetectionConfig
@@ -14,10 +14,6 @@ from vla_rl.training.config import TrainerConfig
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
-
-
-# "centred": as it was spelled before.
-BandKind = Annotated[_BandKind, BeforeValidator(lambda kind: "centered" if kind == "centred" else kind)]
 
 
 class EpisodesConfig(Config):

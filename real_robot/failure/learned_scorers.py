@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -130,7 +130,37 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-class LogpZO(Scorer):
+class _MLPScorer(Scorer):
+    """Base of scores of standardized embeddings by MLPs, whose names are in `names`."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, standardizer: Standardizer, *networks: MLP) -> None:
+        self.standardizer, self.networks = standardizer, dict(zip(self.names, networks, strict=True))
+        self.start()
+
+    def start(self) -> None:
+        """Each embedding is scored by itself."""
+
+    def tensors(self) -> Tensors:
+        parts = [network.tensors(name) for name, network in self.networks.items()]
+        return {**self.standardizer.tensors(), **{name: array for part in parts for name, array in part.items()}}
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
+        return cls(Standardizer.restore(tensors), *(MLP.restore(tensors, name) for name in cls.names))
+
+
+def _successes(episodes: EmbeddedEpisodes) -> tuple[Standardizer, torch.Tensor]:
+    """The standardizer of the successes' embeddings, and these, standardized, float32 (M, D)."""
+    import torch
+
+    embeddings = episodes.select(episodes.success).embeddings
+    standardizer = Standardizer.of(embeddings)
+    return standardizer, torch.from_numpy(standardizer(embeddings))
+
+
+class LogpZO(_MLPScorer):
     """How far from the origin a flow takes an embedding, having learned to take those of successes to noise.
 
     FAIL-Detect (arXiv:2503.08558). Flow matching between embeddings o and noise e: x_t = (1-t) o + t e, and v(x_t, t)
@@ -138,18 +168,13 @@ class LogpZO(Scorer):
     squared norm over its size.
     """
 
-    kind = "logpzo"
-
-    def __init__(self, standardizer: Standardizer, velocity: MLP) -> None:
-        self.standardizer, self.velocity = standardizer, velocity
+    kind, names = "logpzo", ("velocity",)
 
     @classmethod
     def fit(cls, config: LogpZOConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
-        embeddings = episodes.select(episodes.success).embeddings
-        standardizer = Standardizer.of(embeddings)
-        x = torch.from_numpy(standardizer(embeddings))
+        standardizer, x = _successes(episodes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             velocity = make_mlp(x.shape[1] + 1, x.shape[1], config.network)
@@ -164,40 +189,25 @@ class LogpZO(Scorer):
             train(velocity, loss, len(x), config.network, seed, f"failure.{cls.kind}.network")
         return cls(standardizer, MLP.of(velocity))
 
-    def start(self) -> None:
-        """Each embedding is scored by itself."""
-
     def step(self, embedding: np.ndarray) -> float:
         o = self.standardizer(embedding)
-        return float(np.square(o + self.velocity(np.append(o, np.float32(0)))).mean())
-
-    def tensors(self) -> Tensors:
-        return {**self.standardizer.tensors(), **self.velocity.tensors("velocity")}
-
-    @classmethod
-    def restore(cls, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
-        return cls(Standardizer.restore(tensors), MLP.restore(tensors, "velocity"))
+        return float(np.square(o + self.networks["velocity"](np.append(o, np.float32(0)))).mean())
 
 
-class RND(Scorer):
+class RND(_MLPScorer):
     """How badly a network predicts a fixed random one, which it was taught to on embeddings of successes alone.
 
     Random network distillation (Burda et al. 2019, arXiv:1810.12894) as a failure score (FAIL-Detect,
     arXiv:2503.08558): score = |f(o) - g(o)|^2 / outputs, with g random and frozen and f trained.
     """
 
-    kind = "rnd"
-
-    def __init__(self, standardizer: Standardizer, target: MLP, predictor: MLP) -> None:
-        self.standardizer, self.target, self.predictor = standardizer, target, predictor
+    kind, names = "rnd", ("target", "predictor")
 
     @classmethod
     def fit(cls, config: RNDConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
-        embeddings = episodes.select(episodes.success).embeddings
-        standardizer = Standardizer.of(embeddings)
-        x = torch.from_numpy(standardizer(embeddings))
+        standardizer, x = _successes(episodes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             shape: NetworkConfig = config.network.model_copy(update={"dropout": 0.0})
@@ -211,34 +221,16 @@ class RND(Scorer):
             train(predictor, loss, len(x), shape, seed, f"failure.{cls.kind}.network")
         return cls(standardizer, MLP.of(target), MLP.of(predictor))
 
-    def start(self) -> None:
-        """Each embedding is scored by itself."""
-
     def step(self, embedding: np.ndarray) -> float:
         x = self.standardizer(embedding)
-        return float(np.square(self.predictor(x) - self.target(x)).mean())
-
-    def tensors(self) -> Tensors:
-        return {
-            **self.standardizer.tensors(),
-            **self.target.tensors("target"),
-            **self.predictor.tensors("predictor"),
-        }
-
-    @classmethod
-    def restore(cls, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
-        return cls(Standardizer.restore(tensors), MLP.restore(tensors, "target"), MLP.restore(tensors, "predictor"))
+        return float(np.square(self.networks["predictor"](x) - self.networks["target"](x)).mean())
 
 
-class SAFEMLP(Scorer):
+class SAFEMLP(_MLPScorer):
     """The cumulated score; reads each embedding with the one before."""
 
-    kind = "safe_mlp"
+    kind, names = "safe_mlp", ("network",)
     needs_failures = True
-
-    def __init__(self, standardizer: Standardizer, network: MLP) -> None:
-        self.standardizer, self.network = standardizer, network
-        self.start()
 
     @classmethod
     def fit(cls, config: SAFEConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
@@ -267,16 +259,9 @@ class SAFEMLP(Scorer):
         self._previous = WithPrevious()
 
     def step(self, embedding: np.ndarray) -> float:
-        logit = self.network(self._previous(self.standardizer(embedding)))
+        logit = self.networks["network"](self._previous(self.standardizer(embedding)))
         self._sum += float(sigmoid(logit)[0])
         return self._sum
-
-    def tensors(self) -> Tensors:
-        return {**self.standardizer.tensors(), **self.network.tensors("network")}
-
-    @classmethod
-    def restore(cls, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
-        return cls(Standardizer.restore(tensors), MLP.restore(tensors, "network"))
 
 
 class SAFELSTM(Scorer):
