@@ -90,6 +90,24 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     return results
 
 
+def _open_robot(
+    options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say
+) -> tuple[TopicRobot, RobotLock | None]:
+    """The robot, claimed, with the contract's services called; it is left when `stack` closes."""
+    transport = contract.transport.open()
+    stack.callback(transport.close)
+    is_guarded = options.guarded or contract.guard.required
+    told = through_guard(contract) if is_guarded else contract
+    lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", say, stack)
+    robot = TopicRobot(told, transport, options.instruction)
+    stack.callback(robot.close)
+    if lock is not None:
+        stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
+    if not options.dry_run:
+        robot.call_services()
+    return robot, lock
+
+
 class _Deployment:
     """The parts of one run of deploy, made in this order; what is to be closed is, when `stack` closes.
 
@@ -112,7 +130,7 @@ class _Deployment:
         self.client = client = self._connect()
         detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
         self.detector = detector
-        self.robot, self.lock = self._open_robot()
+        self.robot, self.lock = _open_robot(options, contract, stack, say)
         self.console_state = ConsoleState(contract, detector.kind if detector else "")
         self.supervisor = self._supervisor()
         self.gate = open_gate(client, contract, detector, options.allow_policy_change)
@@ -176,22 +194,6 @@ class _Deployment:
                     self.say(f"waiting for the policy server: {error}")
                     told = True
                 time.sleep(0.6)
-
-    def _open_robot(self) -> tuple[TopicRobot, RobotLock | None]:
-        """The robot, claimed, with the contract's services called."""
-        options, contract = self.options, self.contract
-        transport = contract.transport.open()
-        self.stack.callback(transport.close)
-        is_guarded = options.guarded or contract.guard.required
-        told = through_guard(contract) if is_guarded else contract
-        lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", self.say, self.stack)
-        robot = TopicRobot(told, transport, options.instruction)
-        self.stack.callback(robot.close)
-        if lock is not None:
-            self.stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
-        if not options.dry_run:
-            robot.call_services()
-        return robot, lock
 
     def _supervisor(self) -> Supervisor:
         """The supervisor, with the robot's own checks, and that against its model where the contract names one."""
