@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_safety import JOINT, TICK, TWIST, Bench
+from test_supervisor import JOINT, TICK, TWIST, Bench
 
 from real_robot.checks import Motion, Patience
 from real_robot.control.supervisor import Supervisor

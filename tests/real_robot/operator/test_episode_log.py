@@ -156,7 +156,7 @@ def test_no_tick_waits_for_the_disk_and_a_full_one_is_told(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from test_episode_book import Bench
+from test_episode_log import Bench
 
 bench = Bench(Path(sys.argv[1]))
 for number in range(1, 100_000):
