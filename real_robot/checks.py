@@ -1,4 +1,4 @@
-"""Where further checks plug into the supervisor: on what is about to be sent, and on what the robot reports.
+"""Motion and state checks that plug into the supervisor: of what is about to be sent, and of what the robot reports.
 
 The supervisor asks each check at each tick, or observation, in the robot's process: a check must be quick, and must not
 block. One that raises counts as one that found something: the robot holds.

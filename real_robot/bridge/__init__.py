@@ -1,1 +1,1 @@
-"""Between a robot's topics and observations and actions: contracts, messages, transports."""
+"""The bridge: topics to observations, actions to topics and goals, as a contract says."""

@@ -1,4 +1,4 @@
-"""The messages of one topic, kept until an observation asks for the one that belongs to it."""
+"""Time alignment: the messages of one topic, kept until an observation asks for the one that belongs to it."""
 
 from __future__ import annotations
 

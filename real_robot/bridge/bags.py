@@ -1,4 +1,4 @@
-"""Recordings (MCAP, rosbag2, ROS 1 bags) into a LeRobotDataset, read by the same contract that drives the robot.
+"""Bag import: recordings (MCAP, rosbag2, ROS 1) into a LeRobotDataset, by the contract that drives the robot.
 
 One bag is one episode. A frame each 1 / rate seconds holds the observation as the contract aligns it, and the
 command that was in force at the end of that control step.

@@ -1,4 +1,4 @@
-"""Goals in place of a stream: when an action's or a service's number of the policy's action becomes a goal.
+"""Action goals in place of a stream: when an action's or a service's number of the policy's action becomes a goal.
 
 A `GoalSender` sends the newest goal alone, cancels what is under way when the robot is to hold, and is a check of the
 supervisor's: while there is trouble with a goal the robot holds, with that reason, and where it lasts it stops.

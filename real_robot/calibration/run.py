@@ -1,4 +1,4 @@
-"""`vla-rl calibrate`: what its commands do, and the files they write."""
+"""The commands of `vla-rl calibrate`, and the files they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The box that the gripper may move in, from corners that a person moves the arm to: `safety.workspace`."""
+"""Workspace box from corners that a person moves the arm to: `safety.workspace`."""
 
 from __future__ import annotations
 

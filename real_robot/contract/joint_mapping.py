@@ -1,4 +1,4 @@
-"""Which joint of the robot's file each number of an action, and of the state, stands for, and in which unit."""
+"""Joint mapping: which joint of the robot's file each number of an action, or of the state, is, and in which unit."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from real_robot.transports.base import QosConfig
 from real_robot.types import FiniteConfig
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import ConfigError
 
 
 class DimensionLimits(FiniteConfig):
@@ -105,7 +105,7 @@ class DimensionLimits(FiniteConfig):
         return self
 
 
-class Workspace(Config):
+class Workspace(FiniteConfig):
     """A box that the end effector must not leave, in meters, in the frame of the observed position."""
 
     state: tuple[int, int, int] = Field(description="Which numbers of the observed state are the position x, y, z.")
@@ -120,7 +120,6 @@ class Workspace(Config):
     meters_per_unit: float = Field(
         default=1.0,
         gt=0,
-        allow_inf_nan=False,
         description="Velocity commands: meters per second that a command of 1 means.",
     )
 

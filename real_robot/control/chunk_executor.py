@@ -1,4 +1,4 @@
-"""Plays action chunks while the next one is computed: the control tick never waits for the policy, nor jumps.
+"""Asynchronous action-chunk execution: the control tick never waits for the policy, nor jumps.
 
 A thread calls the policy with the newest observation. Chunks are aligned by control step: action i of a chunk whose
 observation was made before step s belongs to step s + i, so what has passed while it was computed is skipped. Where

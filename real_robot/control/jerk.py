@@ -1,4 +1,4 @@
-"""Motion of one set-point with bounded speed, acceleration and jerk that can always stop in time.
+"""Jerk-limited motion of one set-point: bounded speed, acceleration and jerk, and it can always stop in time.
 
 The set-point follows a path whose jerk, at every instant, is within bounds, and is looked at when a tick comes: so
 differences between sent values keep all bounds, however long the ticks are. Two paths lead from a state through a

@@ -1,4 +1,4 @@
-"""Chunks played to their end, one after the other: what the simulators' evaluation does, and simple servers.
+"""Synchronous playback of action chunks, one after the other: as the simulators' evaluation does, and simple servers.
 
 For simulators that wait (`vla-rl sim-robot lockstep=true`), comparisons and fast policies; robots use
 `execution.ChunkExecutor`. While a chunk is computed nothing is sent. With an `InferenceThread` the loop ticks on

@@ -1,4 +1,4 @@
-"""How a run of `vla-rl deploy` ends: the robot brakes first, then the recording is finished, then the program exits.
+"""Shutdown of `vla-rl deploy`: the robot brakes first, then the recording is finished, then the program exits.
 
     with Shutdown(say) as shutdown, ExitStack() as stack:
         recordings = stack.enter_context(ExitStack())

@@ -1,4 +1,4 @@
-"""The ament package `vla_rl_bridge`, which ships inside this one, into a ROS 2 workspace."""
+"""The ROS 2 package `vla_rl_bridge`, which ships inside this one, copied into a ROS 2 workspace."""
 
 from __future__ import annotations
 

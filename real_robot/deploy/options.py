@@ -1,4 +1,4 @@
-"""What `vla-rl deploy` was asked to do, and whether that fits together: options, robot's contract, served policy."""
+"""Options of `vla-rl deploy`, and whether they fit together with the robot's contract and the served policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A while of listening on a robot's topics: what came when, and how often a whole observation could be made of it."""
+"""A listening period on a robot's topics: what came when, and how often a whole observation could be made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the topics that a contract reads and sends to: missing, of another type, slow, late, misnamed."""
+"""Topic checks against a contract: missing, of another type, slow, late, misnamed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Notice that a policy is about to fail: scores on its embeddings, against a band with a known false-alarm rate."""
+"""Failure detection: scores on the policy's embeddings, against a band with a known false-alarm rate."""

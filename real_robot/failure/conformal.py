@@ -1,4 +1,4 @@
-"""A functional conformal band: up to where the score curves of successful episodes reach, with a guaranteed rate.
+"""Functional conformal band: up to where the score curves of successes reach, with a guaranteed rate.
 
 Curves of successes are split in two. The first part gives the band's center mu_t and its modulation S_t, the second
 the standing of a whole curve, D = max_t (s_t - mu_t) / S_t. With q the ceil((n+1)(1-alpha))-th smallest of the n

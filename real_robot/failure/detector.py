@@ -1,4 +1,4 @@
-"""The one interface to failure detection: reset, update with each embedding, and an alarm when a score is too high.
+"""The failure detector: reset, update with each embedding, and an alarm when its score is too high; how it is fitted.
 
     detector = FailureDetector.load("runs/failure/detectors/safe_mlp", policy_hash)
     detector.reset("put the red block on the plate")

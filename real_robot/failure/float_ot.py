@@ -1,4 +1,4 @@
-"""FLOAT: what it costs to carry the episode so far onto the most similar success, by partial optimal transport.
+"""FLOAT, a failure score: what partial optimal transport of the episode onto the most similar success costs.
 
 ARMADA's FLOAT index (arXiv:2510.02298). With demonstration embeddings e_i (n of them) and the episode's z_j:
 

@@ -1,4 +1,4 @@
-"""How good detectors are on held-out episodes: ranking, alarms, how early, and whether the band keeps its promise.
+"""Evaluation of detectors on held-out episodes: ranking, alarms, how early, and whether the band keeps its promise.
 
 A failed episode runs to the horizon, a success ends early, so a score that only counts time would rank them perfectly.
 Ranking is therefore measured at a common horizon: for each task, the chunks that every episode of it lived. The

@@ -1,4 +1,4 @@
-"""What every failure score has in common: embeddings of an episode in, one number a chunk out, higher is worse."""
+"""Base of the failure scores: embeddings of an episode in, one number a chunk out, higher is worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure detector at work: embeddings come with the policy's answers, alarms go to whoever watches over the robot.
+"""The failure watch beside the loop: embeddings come with the policy's answers, alarms go to who watches the robot.
 
     watch = FailureWatch(detector_thread, every, policy_hash, client.act, lambda: client.metadata, overseer)
     loop = ControlLoop(robot, watch.around(ChunkExecutor(watch.infer, ...)), ..., observers=[intervention, watch])

@@ -1,1 +1,1 @@
-"""One driver for a robot, known to all on its graph, and a robot that stands when its driver dies."""
+"""The robot guard, which brakes when deploy dies, and the lock that allows a robot one driver."""

@@ -1,4 +1,4 @@
-"""One driver for a robot, on whichever machine: who claims it says so on the robot's graph, and asks who is there.
+"""Exclusive lock on a robot, over its graph: who claims it says so there, and asks who is there.
 
     lock = RobotLock(transport, lease, publishes=[...])
     lock.acquire(say)                       # or RobotBusyError, which names the first

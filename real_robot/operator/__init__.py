@@ -1,1 +1,1 @@
-"""The person beside the robot: devices, console, who is in control, recordings."""
+"""The operator: devices, console, interventions, recordings."""

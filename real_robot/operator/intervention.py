@@ -1,4 +1,4 @@
-"""Who is in control of the robot, and what it does at this tick: recover and correct (RaC, arXiv 2509.07953).
+"""Intervention state machine: who is in control of the robot, and what it does at this tick (RaC, arXiv 2509.07953).
 
     idle -> autonomous -> paused -> recovery -> correction -> ended
                             |  ^        ^            |

@@ -1,4 +1,4 @@
-"""Who watches over the robot when there is no console: topics, and keys in the terminal."""
+"""Operators without a console: topics, and keys in the terminal; several at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records episodes with who was in control at each step, as a LeRobotDataset v3.
+"""Episode recorder: who was in control at each step, as a LeRobotDataset v3.
 
     with Recording(folder, rate=20, robot="sim_robot") as recording:
         recorder = Recorder(recording, intervention, policy_version="base 1a2b")

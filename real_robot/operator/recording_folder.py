@@ -1,4 +1,4 @@
-"""The folder of a recording that is not finished: which process is at it, what it says of itself, how it ends."""
+"""Folder of an unfinished recording: which process is at it, what it says of itself, how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before a person's episode begins, its scene is laid out: the services of the contract's section `episode`.
+"""Scene reset around a person's episodes: the services of the contract's section `episode`.
 
 The control loop asks at each tick, and nothing here waits: the robot is inactive until the service has answered and an
 observation of the new scene is there.

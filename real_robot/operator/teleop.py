@@ -1,4 +1,4 @@
-"""A person's hands to a robot's command: what keys, a gamepad or a SpaceMouse say, in the contract's units.
+"""Teleoperation: what keys, a gamepad or a SpaceMouse say, as a robot's command in the contract's units.
 
 Every device gives `Axes`: six numbers in [-1, 1] and what the gripper should do. `Teleoperation` makes of them one
 command, which the supervisor limits like any other.

@@ -1,4 +1,4 @@
-"""Who holds a server's places: connections that say nothing lose theirs to those that come after them."""
+"""Connection slots of a server: connections that say nothing lose theirs to those that come after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference for many clients in one thread: what waits is batched, what nobody waits for any more is skipped."""
+"""Batched inference for many clients in one thread; what nobody waits for any more is skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the newest policy that a learner publishes (`vla-rl hil`), and takes up newer ones between episodes."""
+"""Hot swap of the served policy (`--follow`): the newest that a learner publishes, taken up between episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy server is asked, read from a message: our keys and openpi's, checked before inference.
+"""Inference requests, read from a message: our keys and openpi's, checked before inference.
 
 Ours:    images {camera: uint8 (height, width, 3)}, state (S,), instruction;
          optional: embedding (true: `Policy.embed`'s features too); for real-time chunking prefix (P, A) and num_frozen,

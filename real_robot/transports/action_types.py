@@ -1,4 +1,4 @@
-"""What actions and services ask and answer: control_msgs' and std_srvs' messages, the same for ROS 1 and 2."""
+"""Messages of ROS actions and services: control_msgs' and std_srvs', the same for ROS 1 and 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a transport: subscribe, advertise, and say when it cannot be relied on."""
+"""The transport interface: subscribe, advertise, and say when it cannot be relied on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from real_robot.transports.messages import Message, MessageError
+from real_robot.types import FiniteConfig
 from vla_rl.config import Config
 
 Handler = Callable[[Message], None]
@@ -105,7 +106,7 @@ class Graph(Transport, Protocol):
         ...
 
 
-class TransportConfig(Config):
+class TransportConfig(FiniteConfig):
     """Base of every transport's options: the `transport` section of a robot's contract.
 
     A transport of your own needs one file and no entry here: a subclass with an `open`, and in the contract

@@ -1,4 +1,4 @@
-"""A robot of LeRobot's, such as an SO-101 on USB, behind the same interface as ROS topics.
+"""The LeRobot transport: a robot of LeRobot's, such as an SO-101 on USB, behind the interface of ROS topics.
 
 Its topics: `observation` (JointState, LeRobot's names: shoulder_pan.pos), `action` (the same, complete), and one for
 each camera (Image). One thread does everything on the robot's bus, which LeRobot does not guard against two: it reads
@@ -111,20 +111,17 @@ class LeRobotConfig(TransportConfig):
     max_command_age: float = Field(
         default=0.25,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds: a command that waited longer for the bus is dropped.",
     )
     resume_within: float = Field(
         default=3.0,
         gt=0,
-        allow_inf_nan=False,
         description="After an outage longer than max_command_age, commands are withheld until one lies within this of "
         "where every joint is, in the robot's units.",
     )
     patience: float = Field(
         default=1.0,
         gt=0,
-        allow_inf_nan=False,
         description="Seconds that the bus may fail or not answer before the robot is stopped until a person resets it; "
         "it holds earlier, when its observation is too old.",
     )

@@ -1,4 +1,4 @@
-"""ROS 2 through rclpy, on a machine with ROS 2 installed and sourced: a node of the graph, on any RMW.
+"""The rclpy transport: a node of ROS 2's graph, on a machine with ROS 2 installed and sourced, on any RMW.
 
 Thin: what is said is decided above, what is on the wire below. Conversions, goals and services are checked with
 stand-ins for rclpy's objects; it has not been run against a real rclpy.

@@ -1,4 +1,4 @@
-"""ROS 1 through rospy, from a ROS installation or from the packages of `vla-rl ros install`."""
+"""The ROS 1 transport: rospy, from a ROS installation or from the packages of `vla-rl ros install`."""
 
 # pyright: reportMissingImports=false
 # (rospy comes from ROS 1's packages, not from PyPI.)

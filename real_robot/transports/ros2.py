@@ -1,4 +1,4 @@
-"""DDS with ROS 2's topic and type names and its encoding, through cyclonedds and rosbags: no ROS 2 installation.
+"""The DDS transport: ROS 2's topic and type names and its encoding, through cyclonedds and rosbags, without ROS 2.
 
 This is the wire level: what ROS 2 nodes send and hear over DDS. It is not part of the ROS 2 graph beyond topics,
 services and actions: no node name, no parameters, and no type hash (rmw_cyclonedds of Iron and later warns).

@@ -1,4 +1,4 @@
-"""A rosbridge server through roslibpy, for robots that run rosbridge_server in front of ROS 1 or ROS 2.
+"""The rosbridge transport: roslibpy, for robots that run rosbridge_server in front of ROS 1 or ROS 2.
 
 JSON, so pictures travel as base64: keep them compressed and small.
 """

@@ -1,4 +1,4 @@
-"""What the console shows: the newest tick, the failure score over time, and numbers about the loop.
+"""State that the console shows: the newest tick, the failure score over time, and numbers about the loop.
 
 The control loop writes (a reference and some numbers, never waiting), the console's own thread reads.
 """

@@ -1,4 +1,4 @@
-"""What a browser may say to the console, read with bounds: anything else is refused with a reason."""
+"""Messages from a browser to the console, read with bounds: anything else is refused with a reason."""
 
 from __future__ import annotations
 

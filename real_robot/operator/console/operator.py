@@ -1,4 +1,4 @@
-"""Between the console and the control loop: what a person pressed becomes an `OperatorCommand`, silence a hold.
+"""The console's operator: what a person pressed becomes an `OperatorCommand`, silence a hold.
 
 The console's thread tells it what happened; the control loop asks it at each tick. Nothing here waits.
 """

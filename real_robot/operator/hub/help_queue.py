@@ -1,4 +1,4 @@
-"""Whom one person helps next, of several robots that hold and ask for help.
+"""Queue of robots that hold and ask for help: whom one person helps next.
 
 The order is that of `since - head_start * urgency`, the smallest first: who has waited longest, where a robot whose
 failure score stands far above its threshold counts as if it had waited up to `head_start` seconds longer. Both are

@@ -1,4 +1,4 @@
-"""What a hub knows and decides: who asks for help, whom the person is with, and what of the person's reaches a robot.
+"""The hub of several robots: who asks for help, whom the person is with, and which of the person's words reach a robot.
 
 A robot needs help when its episode is under way and nothing drives it: it is paused (an alarm, somebody's hold, a lost
 line), a person has left it in the middle of a correction, or it is stopped. It holds all that time. The person is with

@@ -1,4 +1,4 @@
-"""What a hub writes down, a JSON line each, and the shares of time that come out of it."""
+"""The hub's log, a JSON line each, and the shares of time that come out of it."""
 
 from __future__ import annotations
 

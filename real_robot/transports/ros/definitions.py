@@ -1,4 +1,4 @@
-"""Definitions of the messages that neither rosbags nor Debian's packages have: control_msgs, std_srvs, action's parts.
+"""Message definitions that neither rosbags nor Debian's packages have: control_msgs, std_srvs, actions' parts.
 
 Fields and constants alone, as the packages publish them. Each constant below is one `.msg` text; an action is three.
 """
