@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-import cv2
 import numpy as np
-from PIL import Image as Pillow
 
 from real_robot.contract.channels import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
 from real_robot.contract.contract import RobotContract
@@ -61,12 +59,16 @@ def decode_image(
         raise MessageError(f"image of {height} x {width}, the contract says {published[0]} x {published[1]}")
     if size is None or picture.shape[:2] == size:
         return picture
+    import cv2
+
     shrinks = picture.shape[0] >= size[0] and picture.shape[1] >= size[1]
     return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def encode_image(picture: np.ndarray, kind: str, quality: int = 95) -> bytes:
     """A picture, uint8 (height, width, 3) RGB, as a "jpeg" (of that quality) or "png" file."""
+    from PIL import Image as Pillow
+
     buffer = io.BytesIO()
     Pillow.fromarray(picture).save(buffer, kind, **({"quality": quality} if kind == "jpeg" else {"compress_level": 1}))
     return buffer.getvalue()
@@ -91,6 +93,8 @@ def _decode_raw(message: Image) -> np.ndarray:
 
 
 def _decode_file(data: bytes) -> np.ndarray:
+    from PIL import Image as Pillow
+
     # libjpeg fills the missing part of a cut-off file with gray and only warns.
     if data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END):
         raise MessageError("JPEG cut off: it has no end marker")
