@@ -285,7 +285,7 @@ def test_close_does_not_wait_for_a_policy_that_hangs() -> None:
 @pytest.mark.parametrize("delay", ["slow", "late", "hung"])
 def test_the_stream_neither_waits_nor_jumps(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, delay: str) -> None:
     """A noisy policy: slow (within its chunks), late (beyond them, in turns), or it hangs in the end."""
-    virtual.install(monkeypatch, "real_robot.control.execution")
+    virtual.install(monkeypatch, "real_robot.control.chunk_executor")
     rng = np.random.default_rng(0)
     seconds = {"slow": 0.06, "late": 0.3, "hung": 0.02}[delay]
     calls = 0

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from real_robot.failure import runner
+from real_robot.failure import watch
 from real_robot.failure.conformal import ALL, Band, Shape
 from real_robot.failure.detector import FailureDetector, Identity, Score
 from real_robot.failure.scorer import Scorer, Tensors
@@ -162,7 +162,7 @@ def test_one_that_hangs_in_an_old_episodes_work_is_silent_in_the_next_one_too(
 ) -> None:
     """New embeddings take one another's place while it hangs: none of them is an answer."""
     now = [1000.0]
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
     scorer.gate.clear()
     thread.submit(one(1))
     assert scorer.entered.wait(PATIENCE)

@@ -26,13 +26,13 @@ from real_robot.contract.load import load_contract
 from real_robot.contract.sections import TeleopConfig
 from real_robot.control.robot_loop import Tick
 from real_robot.control.supervisor import SentCommand
-from real_robot.operator.console import page_server as session
+from real_robot.operator.console import page_server
 from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
 from real_robot.operator.console.operator import ConsoleOperator
-from real_robot.operator.console.server import ConsoleServer
-from real_robot.operator.console.server import PICTURES_AHEAD, shrink
+from real_robot.operator.console.page_server import PICTURES_AHEAD
+from real_robot.operator.console.server import ConsoleServer, shrink
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.teleop import Axes, Teleoperation
 from vla_rl.config import ConfigError
@@ -253,7 +253,7 @@ def test_any_text_is_a_message_or_a_console_error(seed: int) -> None:
 
 
 def test_a_slow_browser_gets_fewer_pictures_and_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "UNSEEN_PAUSE", 0.5)
+    monkeypatch.setattr(page_server, "UNSEEN_PAUSE", 0.5)
     with console_bench() as bench:
         begun, ticks = time.monotonic(), len(bench.ticks)
         socket = open_socket(bench)  # never says what it has seen

@@ -14,7 +14,7 @@ import pytest
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
-from real_robot.operator import episode_log as episode_book
+from real_robot.operator import episode_log
 from real_robot.operator.episode_log import EpisodeLog
 from real_robot.operator.intervention import Intervention
 from real_robot.types import Command, RobotObservation
@@ -127,7 +127,7 @@ def test_a_label_that_comes_after_the_end(tmp_path: Path) -> None:
 
 def test_no_tick_waits_for_the_disk_and_a_full_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path / "results.json")
-    write, writers = episode_book.write_text_atomic, []
+    write, writers = episode_log.write_text_atomic, []
     freed = threading.Event()
 
     def slow(file: Path, text: str) -> None:
@@ -135,7 +135,7 @@ def test_no_tick_waits_for_the_disk_and_a_full_one_is_told(tmp_path: Path, monke
         freed.wait(60)
         write(file, text)
 
-    monkeypatch.setattr(episode_book, "write_text_atomic", slow)
+    monkeypatch.setattr(episode_log, "write_text_atomic", slow)
     bench.begin()
     bench.ticks("policy", 0.1)
     bench.episode.success("anna")

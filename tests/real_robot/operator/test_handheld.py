@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection
 from real_robot.client_package.vla_rl_client import open_connection
 from real_robot.contract.load import load_contract
 from real_robot.contract.sections import DeviceConfig
-from real_robot.operator import devices as handheld
+from real_robot.operator import devices
 from real_robot.operator.devices import (
     PHONE_SILENCE,
     AxesDevice,
@@ -206,7 +206,7 @@ def test_lerobots_android_phone_drives_over_its_own_server_and_holds_when_it_is_
 
 
 def test_a_phone_that_nobody_presses_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handheld, "PHONE_PATIENCE", 0.1)
+    monkeypatch.setattr(devices, "PHONE_PATIENCE", 0.1)
 
     class Waits:
         is_connected = False
@@ -215,7 +215,7 @@ def test_a_phone_that_nobody_presses_is_refused_with_what_to_do(monkeypatch: pyt
             time.sleep(30)
 
     with pytest.raises(DeviceError, match=r"not pressed within 0\.1 s\. Android: open https://"):
-        handheld.connect_phone(Waits(), DeviceConfig(kind="lerobot", teleoperator="phone"))
+        devices.connect_phone(Waits(), DeviceConfig(kind="lerobot", teleoperator="phone"))
 
 
 # --- a gamepad ----------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_pad_that_is_pulled_out_is_an_error_and_no_last_word(monkeypatch: pyte
     presence = PadPresence(device, lambda: now[0])
     presence.check()
     plugged.clear()
-    now[0] = handheld.LOOK_EVERY
+    now[0] = devices.LOOK_EVERY
     for _ in range(2):
         with pytest.raises(DeviceError, match="none is plugged in"):
             presence.check()

@@ -14,7 +14,7 @@ import pytest
 from tiny_run import save_policy
 from toy_server import ToyPolicy
 
-from real_robot.serving import hot_swap as following
+from real_robot.serving import hot_swap
 from real_robot.serving.engine import Answer, InferenceEngine
 from real_robot.serving.hot_swap import HotSwap
 from real_robot.serving.requests import PolicyFacts, Request
@@ -82,7 +82,7 @@ def test_one_that_is_broken_or_of_other_sizes_never_acts(
 
 def test_it_waits_for_the_first_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that first fits its critic to logged episodes publishes minutes after the server was started."""
-    monkeypatch.setattr(following, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(hot_swap, "LOOK_EVERY", 0.01)
     folder, said = tmp_path / "published", []
     told = threading.Event()
     made = HotSwap(folder, ServeConfig(device="cpu"), lambda text: (said.append(text), told.set()))

@@ -175,4 +175,4 @@ print(json.dumps(found))
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     found = json.loads(done.stdout)
-    assert len(found) == 6 and not any(found.values()), found
+    assert len(found) == 5 and not any(found.values()), found

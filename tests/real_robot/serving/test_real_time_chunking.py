@@ -81,7 +81,7 @@ LIMITS = {"low": -2.0, "high": 2.0, "max_velocity": 1.0, "state": 0}
 @pytest.fixture
 def clock(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     """Of the robot's side; the connection and the server are real."""
-    virtual.install(monkeypatch, "real_robot.control.execution", "real_robot.control.supervisor")
+    virtual.install(monkeypatch, "real_robot.control.chunk_executor", "real_robot.control.supervisor")
     return virtual
 
 

@@ -218,7 +218,7 @@ def test_a_client_that_leaves_gives_its_place_back() -> None:
                 until(lambda: server.server.num_waiting() == 1, "the second request")
                 for one in leaving:
                     one.socket.close()  # as a crash does
-                until(lambda: len(server.server._guests) == 1, "the loss to be seen")
+                until(lambda: len(server.server._slots) == 1, "the loss to be seen")
                 asked = pool.submit(ours.infer, observation(7))
                 until(lambda: server.server.num_waiting() == 2, "the third")
             reply = asked.result()

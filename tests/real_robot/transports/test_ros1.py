@@ -15,9 +15,9 @@ from processes import ROOT, Child, RosGraph, missing_ros, until
 from test_messages import EXAMPLES
 
 from real_robot.transports.base import TransportError
-from real_robot.transports.configs import Ros1Config
 from real_robot.transports.ros import install
 from real_robot.transports.ros.master import free_port, is_gone, master_pid, service_uri, topic_ends
+from real_robot.transports.ros1 import Ros1Config
 
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 
