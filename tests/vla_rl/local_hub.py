@@ -5,24 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import unquote
 
+from huggingface_hub import constants
 from served_hub import served
-
-# Commands in one process that knows the server as the Hub; prints each one's exit code, output and errors as JSON.
-PROGRAM = """
-import json, sys
 from typer.testing import CliRunner
-from vla_rl.cli.app import app
 
-for command in json.loads(sys.argv[1]):
-    result = CliRunner().invoke(app, command)
-    trouble = "" if result.exception is None or isinstance(result.exception, SystemExit) else repr(result.exception)
-    print("RESULT " + json.dumps([result.exit_code, result.stdout, result.stderr + trouble]))
-"""
+from vla_rl.cli.app import app
 
 
 class LocalHub:
@@ -132,3 +126,24 @@ class _Handler(BaseHTTPRequestHandler):
 def local_hub() -> AbstractContextManager[LocalHub]:
     """Serve, for the block."""
     return served(LocalHub(), _Handler)
+
+
+@contextmanager
+def asking(hub: LocalHub, home: Path, offline: bool = False) -> Iterator[None]:
+    """Have this process ask the server, for the block: what HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE do to a new one."""
+    values = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url),
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_HUB_OFFLINE": offline,
+    }
+    with patch.multiple(constants, **values):
+        yield
+
+
+def answer(command: list[str]) -> tuple[int, str, str]:
+    """A command's exit code, output and errors."""
+    result = CliRunner().invoke(app, command)
+    trouble = "" if result.exception is None or isinstance(result.exception, SystemExit) else repr(result.exception)
+    return result.exit_code, result.stdout, result.stderr + trouble

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from vla_rl.cli.options import PROGRAM
+from vla_rl.cli.app import app
 from vla_rl.common.checks import Check
 from vla_rl.data.health import check_datasets, check_instructions, read
 from vla_rl.data.lerobot_assembly import assemble
@@ -207,16 +207,12 @@ def test_drift_between_datasets(clean: Path, tmp_path: Path) -> None:
 
 def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
     dataset = write(tmp_path, changed(7, by=black))
-    done = subprocess.run(
-        [*PROGRAM, "doctor", "--dataset", str(dataset), "--json"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["doctor", "--dataset", str(dataset), "--json"])
+    assert done.exit_code == 1
     answer = json.loads(done.stdout)
     assert [check["name"] for check in answer["checks"] if check["status"] == "wrong"] == ["cameras"]
-    both = subprocess.run(
-        [*PROGRAM, "doctor", "tabletop_grpo", "--dataset", str(dataset)], capture_output=True, check=False
-    )
-    assert both.returncode == 2 and b"got tabletop_grpo and --dataset" in both.stderr
+    both = CliRunner().invoke(app, ["doctor", "tabletop_grpo", "--dataset", str(dataset)])
+    assert both.exit_code == 2 and "got tabletop_grpo and --dataset" in both.stderr
 
 
 def test_many_episodes_are_compared_in_little_memory(tmp_path):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
+import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
-from local_hub import PROGRAM, LocalHub, local_hub
+from local_hub import LocalHub, answer, asking, local_hub
 
 from sim.dummy import DummyConfig
 from vla_rl.common.hub import HubName
@@ -46,14 +46,9 @@ class Hub(NamedTuple):
 
     def run_all(self, commands: list[list[str]], offline: bool = False) -> list[tuple[int, str, str]]:
         """Each one's exit code, output and errors."""
-        environment = {**os.environ, "HF_ENDPOINT": self.server.url, "HF_HOME": str(self.folder / "home")}
-        environment["HF_HUB_OFFLINE"] = "1" if offline else "0"
         self.server.sent.clear()
-        program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, cwd=self.folder)
-        lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        assert len(lines) == len(commands), done.stderr[-3000:]
-        return [tuple(json.loads(line)) for line in lines]
+        with chdir(self.folder), asking(self.server, self.folder / "home", offline):
+            return [answer(command) for command in commands]
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +134,12 @@ def test_folders_of_recipes_are_no_names_on_the_hub(tmp_path: Path) -> None:
     assert on_hub("datasets/demos") is None and on_hub(tmp_path) is None and on_hub("a/b/c") is None
 
 
-def test_the_converters_command_is_lerobots() -> None:
+def test_the_converters_command_is_lerobots(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """The command that an error names is taken by LeRobot's own program."""
     command = converter(HubDataset(HubName("a/b"))).split()
     assert command[:2] == ["python", "-m"]
-    done = subprocess.run([sys.executable, "-m", command[2], "--help"], capture_output=True, text=True, check=True)
-    assert all(word.partition("=")[0] in done.stdout for word in command[3:])
+    monkeypatch.setattr(sys, "argv", [*command[2:3], "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module(command[2], run_name="__main__")
+    said = capsys.readouterr().out
+    assert all(word.partition("=")[0] in said for word in command[3:])

@@ -13,8 +13,9 @@ import h5py
 import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from typer.testing import CliRunner
 
-from vla_rl.cli.options import PROGRAM
+from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
 from vla_rl.data.libero_hdf5 import import_libero, read_demos
@@ -150,10 +151,7 @@ def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    import subprocess
-
     file = write(tmp_path, demo(), demo(1))
-    command = [*PROGRAM, "import-libero", str(file), "-o", str(tmp_path / "dataset")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "(2 episodes, 14 frames)" in done.stdout
+    done = CliRunner().invoke(app, ["import-libero", str(file), "-o", str(tmp_path / "dataset")])
+    assert done.exit_code == 0 and "(2 episodes, 14 frames)" in done.stdout
     assert "open_the_box_demo.hdf5: 2 demonstrations" in done.stderr

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_hub import PROGRAM, local_hub
+from local_hub import answer, asking, local_hub
 
 from vla_rl.common.hub import HubName, parse_name
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
@@ -46,13 +46,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
             "memory of the folder": ["memory", str(recipe), f"policy.path={folder / 'new'}"],
             "memory": ["memory", str(recipe), f"policy.path={REPO}"],
         }
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
-        command = [sys.executable, "-c", PROGRAM, json.dumps(list(commands.values()))]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
-        lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        assert len(lines) == len(commands), done.stderr[-3000:]
-        found = {name: tuple(json.loads(line)) for name, line in zip(commands, lines, strict=True)}
+        with asking(hub, folder / "home"):
+            found = {name: answer(command) for name, command in commands.items()}
         looked_at = list(hub.sent)
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
         load = f"from vla_rl.policies.base import resolve_path; print(resolve_path('{REPO}@first'))"
         done = subprocess.run(
             [sys.executable, "-c", load], env=environment, capture_output=True, text=True, check=False, cwd=folder
