@@ -72,13 +72,19 @@ def names(folder):
 
 
 def test_a_hub_id_stays_through_copies_on_this_machine(made, tmp_path):
-    """Loaded with a copy of the model, saved, loaded again without, saved: LeRobot alone reads it from anywhere."""
+    """Loaded with a copy of the model, saved, loaded again without, saved: it can be read anywhere."""
     folder, vlm = made
     policy = LeRobotConfig(path=str(folder), vlm=str(vlm)).build(SPEC)  # type: ignore[arg-type]
     policy.save(tmp_path / "first")
     load_policy(tmp_path / "first").save(tmp_path / "second")
     assert names(tmp_path / "first") == names(tmp_path / "second") == [HUB_ID, HUB_ID]
 
+
+@pytest.mark.slow  # Importing LeRobot's policies anew takes 8 s; in this process test_lerobot_flow.py loads with it.
+def test_lerobot_alone_reads_it_from_a_hub(made, tmp_path):
+    folder, vlm = made
+    policy = LeRobotConfig(path=str(folder), vlm=str(vlm)).build(SPEC)  # type: ignore[arg-type]
+    policy.save(tmp_path / "policy")
     cache = tmp_path / "cache" / ("models--" + HUB_ID.replace("/", "--"))
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("a" * 40)
@@ -89,7 +95,7 @@ def test_a_hub_id_stays_through_copies_on_this_machine(made, tmp_path):
     given["noise"] = torch.randn((2, 8, 7), generator=torch.Generator().manual_seed(3)).numpy()
     np.savez(tmp_path / "given.npz", **given)  # type: ignore[arg-type]
     environment = {**os.environ, "HF_HUB_CACHE": str(cache.parent), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", LEROBOT_ALONE, str(tmp_path / "second")]
+    command = [sys.executable, "-c", LEROBOT_ALONE, str(tmp_path / "policy")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = policy.act(obs, noise, 0.0).actions
