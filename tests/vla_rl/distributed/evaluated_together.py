@@ -1,12 +1,8 @@
-"""An evaluation, a gate's check and an exchange of what was dealt, for `test_evaluated_together.py`.
-
-torchrun --nproc-per-node 2 tests/vla_rl/distributed/evaluated_together.py POLICY OTHER OUTPUT
-"""
+"""An evaluation and a gate's checks in several processes, for `test_evaluated_together.py`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +44,7 @@ def gated(policy: Path, other: Path, folder: Path, world: ProcessGroup, temperat
     return check.model_dump(mode="json")
 
 
-def main(policy: Path, other: Path, output: Path) -> None:
+def run(policy: Path, other: Path, output: Path) -> None:
     with launched_group(make_recipe(policy)) as world:
         for strategy in ("ddp", "fsdp"):
             group = replace(world, strategy=strategy)
@@ -59,7 +55,3 @@ def main(policy: Path, other: Path, output: Path) -> None:
             }
             if world.is_main:
                 (output / f"{strategy}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:4]))

@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluated_together import EVAL, evaluated, gated
-from launching import launch
+from evaluated_together import EVAL, evaluated, gated, run
+from launching import fork, launch
 from tiny_run import make_recipe, save_policy
 
 from vla_rl.config import dump_yaml
 from vla_rl.distributed.process_group import ALONE
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.load import load_policy
-
-HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
@@ -25,25 +23,30 @@ def policies(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def together(policies, tmp_path_factory) -> Path:
+def alone(policies, tmp_path_factory) -> tuple[dict, dict]:
+    """An evaluation and a greedy comparison in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return evaluated(policies[0], ALONE), gated(*policies, folder, ALONE, 0.0)["comparison"]
+
+
+@pytest.fixture(scope="module")
+def together(policies, alone, tmp_path_factory) -> Path:
+    """After what one process makes: what it imports for that, its forks need not."""
     output = tmp_path_factory.mktemp("together")
-    result = launch(str(HERE / "evaluated_together.py"), *map(str, policies), str(output))
-    assert result.returncode == 0, result.stderr[-4000:]
+    fork(lambda: run(*policies, output))
     return output
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_episodes_are_shared_and_greedy_ones_end_as_in_one_process(together, policies, tmp_path, strategy):
+def test_episodes_are_shared_and_greedy_ones_end_as_in_one_process(together, alone, strategy):
     found = json.loads((together / f"{strategy}.json").read_text())
-    alone = evaluated(policies[0], ALONE)
-    here, there = found["evaluation"], alone
+    (there, expected), here = alone, found["evaluation"]
     assert here["shares"] == [9, 9] and there["shares"] == [18]
     order = [[(e["mode"], e["task"], e["index"], e["sample"]) for e in result["episodes"]] for result in (here, there)]
     assert order[0] == order[1]
     greedy = [[e for e in result["episodes"] if e["mode"] == "greedy"] for result in (here, there)]
     assert greedy[0] == greedy[1] and len(greedy[0]) == 6
     assert (here["meta"]["num_processes"], there["meta"]["num_processes"]) == (2, 1)
-    expected = gated(policies[0], policies[1], tmp_path / "gate", ALONE, 0.0)["comparison"]
     assert {**found["greedy_gate"]["comparison"], "num_episodes": 0} == {**expected, "num_episodes": 0}
     assert found["gate"]["comparison"]["num_pairs"] == found["gate"]["comparison"]["max_pairs"] == 9
 
