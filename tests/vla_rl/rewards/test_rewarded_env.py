@@ -119,7 +119,7 @@ def test_an_interval_that_it_was_not_fitted_for_is_refused() -> None:
 
 
 def test_halves_give_the_same_episodes() -> None:
-    whole, halves = run(TOLD, num_workers=1), run(TOLD, num_workers=1, in_halves=True)
+    whole, halves = run(TOLD), run(TOLD, num_workers=1, in_halves=True)
     assert [(e.success, e.length) for e in whole] == [(e.success, e.length) for e in halves]
 
 

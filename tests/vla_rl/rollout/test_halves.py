@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from reach_policy import ReachPolicy
 from sim.dummy import DummyConfig
 from sim.vector.processes import ProcessVecEnv
 from vla_rl.evaluation.evaluate import run_episodes
+from vla_rl.interfaces import VecEnv
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.halves import HalvesRunner
 from vla_rl.rollout.runner import collect
@@ -50,12 +53,24 @@ def random_reach(*on_act: Any) -> Any:
     return RandomReach(*on_act)  # type: ignore[abstract]
 
 
-def run(policy, num: int, temperature: float = 1.0, **changed) -> list[Episode]:
-    env = ENV.model_copy(update=changed).build()
-    try:
-        return collect(policy, env, specs(num), seed=3, temperature=temperature)
-    finally:
-        env.close()
+@pytest.fixture(scope="module")
+def halves() -> Iterator[ProcessVecEnv]:
+    """The workers of most tests: rolling out begins anew whatever was done before."""
+    with closing(ENV.build()) as env:
+        assert isinstance(env, ProcessVecEnv) and env.runner is HalvesRunner
+        yield env
+
+
+def run(policy, num: int, env: VecEnv | None = None, temperature: float = 1.0, **changed) -> list[Episode]:
+    """Episodes of an environment; None: of one of its own."""
+    own = nullcontext(env) if env is not None else closing(ENV.model_copy(update=changed).build())
+    with own as used:
+        return collect(policy, used, specs(num), seed=3, temperature=temperature)
+
+
+def in_lockstep(policy, num: int, temperature: float = 1.0, **changed) -> list[Episode]:
+    """Without workers."""
+    return run(policy, num, None, temperature, num_workers=0, in_halves=False, **changed)
 
 
 def assert_equal(ours: list[Episode], theirs: list[Episode], atol: float = 0.0) -> None:
@@ -74,22 +89,22 @@ def test_halves_without_workers_are_refused():
         DummyConfig(num_envs=4, in_halves=True)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_halves_are_equal_to_lockstep_to_the_bit_where_noise_comes_row_by_row(num_workers):
-    lockstep = run(random_reach(), 11, num_workers=num_workers, in_halves=False)
+def test_halves_are_equal_to_lockstep_to_the_bit_where_noise_comes_row_by_row(halves):
+    lockstep = in_lockstep(random_reach(), 11)
     assert len({e.length for e in lockstep}) > 1, "episodes end at different times"
-    assert_equal(run(random_reach(), 11, num_workers=num_workers), lockstep)
+    assert_equal(run(random_reach(), 11, halves), lockstep)
+    assert_equal(run(random_reach(), 11, num_workers=1), lockstep)
 
 
 @pytest.mark.parametrize(("decoder", "temperature"), [("parallel", 0.0), ("parallel", 1.0), ("autoregressive", 0.0)])
-def test_openvla_does_what_it_does_in_lockstep(decoder, temperature):
+def test_openvla_does_what_it_does_in_lockstep(halves, decoder, temperature):
     """Sampled autoregressive tokens differ: their noise comes token by token for the whole batch, not row by row."""
     policy = openvla(decoder)
-    lockstep = run(policy, 6, temperature, in_halves=False)
-    assert_equal(run(policy, 6, temperature), lockstep, atol=1e-5)
+    lockstep = in_lockstep(policy, 6, temperature)
+    assert_equal(run(policy, 6, halves, temperature), lockstep, atol=1e-5)
 
 
-def test_both_halves_are_under_way_at_once(monkeypatch):
+def test_both_halves_are_under_way_at_once(halves, monkeypatch):
     events = []
     begin = ProcessVecEnv.begin_step
 
@@ -105,7 +120,7 @@ def test_both_halves_are_under_way_at_once(monkeypatch):
         return waited
 
     monkeypatch.setattr(ProcessVecEnv, "begin_step", noted)
-    run(random_reach(lambda obs: events.append(("act", obs.batch_size))), 4)
+    run(random_reach(lambda obs: events.append(("act", obs.batch_size))), 4, halves)
     low, high = (0, 1), (2, 3)
     cycle = [("act", 2), ("begin", low), ("act", 2), ("begin", high), ("wait", low), ("act", 2), ("begin", low)]
     assert events[:9] == [*cycle, ("wait", high), ("act", 2)], "a policy acts while the other half steps"
@@ -113,17 +128,13 @@ def test_both_halves_are_under_way_at_once(monkeypatch):
 
 def test_an_odd_number_of_environments_and_one_alone():
     for num_envs in (1, 3):
-        halves, lockstep = (run(random_reach(), 5, num_envs=num_envs, in_halves=on) for on in (True, False))
-        assert_equal(halves, lockstep)
+        assert_equal(run(random_reach(), 5, num_envs=num_envs), in_lockstep(random_reach(), 5, num_envs=num_envs))
 
 
 def test_an_environment_that_starts_when_it_is_first_used_steps_by_halves_too():
     """Validation with rollouts by Ray has one; it ended with an assertion."""
-    later = LaterEnv(ENV)
-    try:
-        assert_equal(collect(random_reach(), later, specs(6), seed=3), run(random_reach(), 6))
-    finally:
-        later.close()
+    with closing(LaterEnv(ENV)) as later:
+        assert_equal(run(random_reach(), 6, later), in_lockstep(random_reach(), 6))
 
 
 def test_a_worker_that_dies_loses_its_episodes_and_evaluation_runs_them_again(caplog):
@@ -131,11 +142,8 @@ def test_a_worker_that_dies_loses_its_episodes_and_evaluation_runs_them_again(ca
     episodes = run(random_reach(), 8, **faulty)
     assert episodes[2].lost and sum(e.lost for e in episodes) <= 2, "it holds two environments"
     assert "started again" in caplog.text
-    env = ENV.model_copy(update=faulty).build()
-    try:
+    with closing(ENV.model_copy(update=faulty).build()) as env:
         again, retried = run_episodes(random_reach(), env, specs(8), temperature=1.0, seed=0, max_retries=1)
-    finally:
-        env.close()
     assert again[2].lost and sum(e.lost for e in again) == 1 and retried >= 1
 
 
@@ -145,18 +153,15 @@ def test_a_hung_worker_loses_its_episodes(caplog):
 
 
 def test_frames_are_recorded_in_halves():
-    env = ENV.build(record_frames=True)
-    try:
+    with closing(ENV.build(record_frames=True)) as env:
         for episode in collect(random_reach(), env, specs(6)):
             assert episode.frames is not None
             assert episode.frames["agentview"].shape == (episode.length, 32, 32, 3)
             np.testing.assert_array_equal(episode.frames["agentview"][-1], episode.final_obs.images["agentview"][0])
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_after_an_exception_the_environment_rolls_out_as_if_it_had_not_been(error):
+def test_after_an_exception_the_environment_rolls_out_as_if_it_had_not_been(halves, error):
     calls = 0
 
     def raising(obs: Observation) -> None:
@@ -165,18 +170,12 @@ def test_after_an_exception_the_environment_rolls_out_as_if_it_had_not_been(erro
         if calls == 4:
             raise error
 
-    env = ENV.build()
-    try:
-        assert isinstance(env, ProcessVecEnv) and env.runner is HalvesRunner
-        with pytest.raises(error):
-            collect(random_reach(raising), env, specs(8), seed=3)
-        with pytest.raises(ValueError, match="environment 0"):  # Its step is under way.
-            env.step(np.zeros((1, 2, 7), np.float32), [0])
-        assert_equal(collect(random_reach(), env, specs(8), seed=3), run(random_reach(), 8))
-        assert isinstance(env, ProcessVecEnv) and not env._calls
-    finally:
-        env.close()
-        env.close()
+    with pytest.raises(error):
+        collect(random_reach(raising), halves, specs(8), seed=3)
+    with pytest.raises(ValueError, match="environment 0"):  # Its step is under way.
+        halves.step(np.zeros((1, 2, 7), np.float32), [0])
+    assert_equal(run(random_reach(), 8, halves), in_lockstep(random_reach(), 8))
+    assert not halves._calls
 
 
 def test_closing_with_steps_under_way_ends_the_workers():
