@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from toy_problem import ToyPolicy, roll_out, success_rate
 
@@ -28,8 +30,10 @@ CONFIGS: dict[str, AlgoConfig] = {
 }
 
 
-def train(config: AlgoConfig, control: str = "none", iterations: int = 10, seed: int = 0) -> tuple[float, float]:
+@cache
+def train(name: str, control: str = "none", iterations: int = 10, seed: int = 0) -> tuple[float, float]:
     """Success before and after."""
+    config = CONFIGS[name]
     policy = ToyPolicy(critic=config.uses_critic, seed=seed)
     learner = config.build(policy, seed=seed, control=control)
     before = success_rate(policy)
@@ -41,13 +45,13 @@ def train(config: AlgoConfig, control: str = "none", iterations: int = 10, seed:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_algorithm_raises_success(name):
-    before, after = train(CONFIGS[name])
+    before, after = train(name)
     assert before < 0.3
     assert after > 0.65
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_shuffled_control_does_not(name):
-    _, true = train(CONFIGS[name])
-    _, shuffled = train(CONFIGS[name], control="shuffled_rewards")
+    _, true = train(name)
+    _, shuffled = train(name, control="shuffled_rewards")
     assert shuffled < true - 0.25

@@ -185,7 +185,7 @@ def test_shuffled_control_of_reinforce_pp_deals_the_rewards_before_they_are_norm
 @pytest.mark.parametrize("level", ["chunk", "action"])
 def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets(level):
     policy, config = ToyPolicy(critic=True), PPOConfig(advantage_level=level, normalize_std=False)
-    episodes = roll_out(policy, 8, 1, seed=0)
+    episodes = roll_out(policy, 24, 1, seed=0)
     true = config.build(policy).prepare(episodes)
     shuffled = config.build(policy, control="shuffled_rewards").prepare(episodes)
     assert (~true.valid).any(), "some chunks are cut short"
@@ -201,7 +201,7 @@ def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets(leve
 def test_shuffled_control_of_ppo_deals_an_advantage_to_a_whole_chunk():
     policy = ToyPolicy(critic=True)
     learner = PPOConfig().build(policy, control="shuffled_rewards")
-    batch = learner.prepare(roll_out(policy, 8, 1, seed=0))
+    batch = learner.prepare(roll_out(policy, 24, 1, seed=0))
     np.testing.assert_array_equal(batch.advantage, np.where(batch.valid, batch.advantage[:, :1], 0))
     assert abs(batch.advantage[batch.valid].mean()) < 1e-6, "whitened over the actions that count, as without control"
 

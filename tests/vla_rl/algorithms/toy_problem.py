@@ -5,6 +5,8 @@ The state is (position, target). A chunk is two actions of one dimension, each o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import nn
@@ -65,40 +67,45 @@ def roll_out(policy: ToyPolicy, num_groups: int, group_size: int, seed: int, tem
     generator = torch.Generator().manual_seed(seed)
     groups = np.repeat(np.arange(num_groups), group_size)
     target = np.where(groups % 2 == 0, 1.0, -1.0)
-    return [_episode(policy, float(t), int(g), generator, temperature) for t, g in zip(target, groups, strict=True)]
+    position, under_way = np.zeros(len(groups)), np.arange(len(groups))
+    decisions: list[list[_Decision]] = [[] for _ in groups]
+    for step in range(0, HORIZON, H):
+        obs = observation(np.stack([position, target], 1)[under_way])
+        chunk = policy.act(obs, generator, temperature)
+        after = position[under_way, None] + chunk.actions[..., 0].cumsum(1)
+        for row, episode in enumerate(under_way):
+            reached = np.abs(after[row] - target[episode]) < 0.2
+            num_steps = int(reached.argmax()) + 1 if reached.any() else H
+            position[episode] = after[row, num_steps - 1]
+            reward = np.zeros((2, H), bool)
+            reward[0, num_steps - 1] = reached.any()
+            reward[1, num_steps - 1] = step + num_steps == HORIZON and not reached.any()
+            decisions[episode].append(_Decision(obs.select([row]), chunk.select([row]), *reward, num_steps))
+        under_way = np.array([e for e in under_way if not decisions[e][-1].reached.any()], int)
+        if not len(under_way):
+            break
+    return [_episode(own, position[e], target[e], int(groups[e])) for e, own in enumerate(decisions)]
 
 
-def _episode(policy, target, group, generator, temperature) -> Episode:
-    position, step, observations, chunks = 0.0, 0, [], []
-    rewards, terminated, truncated, num_steps = [], [], [], []
-    done = False
-    while not done:
-        observations.append(observation([position, target]))
-        chunk = policy.act(observations[-1], generator, temperature)
-        row = np.zeros((3, H), np.float32)
-        for h in range(H):
-            position += float(chunk.actions[0, h, 0])
-            step += 1
-            success = abs(position - target) < 0.2
-            row[0, h] = row[1, h] = float(success)
-            row[2, h] = float(step == HORIZON and not success)
-            done = bool(success or step == HORIZON)
-            if done:
-                break
-        chunks.append(chunk)
-        rewards.append(row[0])
-        terminated.append(row[1] > 0)
-        truncated.append(row[2] > 0)
-        num_steps.append(h + 1)
+class _Decision(NamedTuple):
+    obs: Observation
+    chunk: ActionChunk
+    reached: np.ndarray
+    truncated: np.ndarray
+    num_steps: int
+
+
+def _episode(decisions: list[_Decision], position: float, target: float, group: int) -> Episode:
+    terminated = np.stack([d.reached for d in decisions])
     return Episode(
         spec=EpisodeSpec("reach"),
-        obs=Observation.concatenate(observations),
-        chunks=ActionChunk.concatenate(chunks),
-        reward=np.stack(rewards),
-        terminated=np.stack(terminated),
-        truncated=np.stack(truncated),
-        num_steps=np.array(num_steps, np.int64),
-        success=bool(np.stack(terminated).any()),
+        obs=Observation.concatenate([d.obs for d in decisions]),
+        chunks=ActionChunk.concatenate([d.chunk for d in decisions]),
+        reward=terminated.astype(np.float32),
+        terminated=terminated,
+        truncated=np.stack([d.truncated for d in decisions]),
+        num_steps=np.array([d.num_steps for d in decisions], np.int64),
+        success=bool(terminated.any()),
         final_obs=observation([position, target]),
         group=group,
     )
