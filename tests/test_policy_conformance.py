@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from representatives import REPRESENTATIVES, variants
 
 from vla_rl.config import KINDS, build_component
 from vla_rl.policies.base import PolicyConfig
@@ -10,25 +11,25 @@ from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_sta
 from vla_rl.policies.load import load_policy
 from vla_rl.workflows.gpu_bench.policy_matrix import ON_DEVICES, VARIANTS
 
-SPEC = fake_env_spec()
+SPEC = fake_env_spec(image_size=32)
 
 
 def build(name, seed=0):
     if name.startswith("smolvla"):
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
-    config = build_component("policy", (ON_DEVICES | VARIANTS)[name])
+    config = build_component("policy", {"image_size": 32} | (ON_DEVICES | VARIANTS)[name])
     assert isinstance(config, PolicyConfig)
     policy = config.build(SPEC, "cpu", seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     return policy
 
 
-@pytest.fixture(params=VARIANTS, scope="module")
+@pytest.fixture(params=variants(VARIANTS), scope="module")
 def policy(request):
     return build(request.param)
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=variants(VARIANTS))
 def name(request):
     return request.param
 
@@ -45,6 +46,8 @@ def test_every_kind_has_a_variant():
     # Made by `vla-rl online` and `vla-rl offline`: tests/vla_rl/workflows/test_online.py, offpolicy/test_recap.py.
     around_another = {"value_guided", "advantage_conditioned"}
     assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
+    kinds = {name: (values["kind"], values.get("type"), values.get("decoder")) for name, values in VARIANTS.items()}
+    assert {kinds[name] for name in REPRESENTATIVES} == set(kinds.values()), "one at least is asked by the fast tests"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -142,7 +142,8 @@ FAULTS: dict[str, tuple[Plant, Callable[[], None]]] = {
 }
 
 
-@pytest.mark.parametrize("use", [parallel, autoregressive, flow, learning, imagining], ids=lambda use: use.__name__)
+# Learning without a fault is in test_learners_on_device.py.
+@pytest.mark.parametrize("use", [parallel, autoregressive, flow, imagining], ids=lambda use: use.__name__)
 def test_without_a_fault_nothing_is_found(use):
     use()
 

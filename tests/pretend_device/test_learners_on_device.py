@@ -22,7 +22,10 @@ def device():
         yield name
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = ("grpo-kl-muon", "ppo", "ppo-smolvla")  # Reference, values, both optimizers; tokens and denoising paths.
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_updates_are_the_hosts(name):
     if name == "ppo-smolvla":
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
