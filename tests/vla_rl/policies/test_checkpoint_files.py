@@ -31,6 +31,13 @@ def saved(tmp_path_factory):
     return policy, folder
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Checkpoints in the published layout, by variant; only read."""
+    root = tmp_path_factory.mktemp("published")
+    return {variant: write_checkpoint(root / variant, variant) for variant in ("base", "discrete", "l1")}
+
+
 @pytest.fixture
 def folder(saved, tmp_path):
     return shutil.copytree(saved[1], tmp_path / "policy")
@@ -87,8 +94,8 @@ def test_heads_that_a_recipe_turns_off_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("trainable", ["full", "frozen_vision", "lora"])
-def test_what_was_trained_beside_adapters_is_saved_with_them(trainable, tmp_path):
-    base, obs = write_checkpoint(tmp_path / "base", "discrete"), fake_observation(SPEC, 2)
+def test_what_was_trained_beside_adapters_is_saved_with_them(published, trainable, tmp_path):
+    base, obs = published["discrete"], fake_observation(SPEC, 2)
     options = {"lora": {"rank": 2}, "trainable": trainable, "precision": "fp32"}
     policy = OpenVLAConfig(path=str(base), **options).build(SPEC)
     torch.manual_seed(0)
@@ -105,8 +112,8 @@ def test_what_was_trained_beside_adapters_is_saved_with_them(trainable, tmp_path
     torch.testing.assert_close(load_policy(tmp_path / "later").embed(obs), policy.embed(obs), rtol=0, atol=0)
 
 
-def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tmp_path):
-    base = write_checkpoint(tmp_path / "base", "discrete")
+def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(published, tmp_path):
+    base = published["discrete"]
     policy = OpenVLAConfig(path=str(base), norm_key="from_data", precision="fp32").build(SPEC)
     own = {"q01": [-0.25] * 7, "q99": [0.25] * 7, "mask": [True] * 6 + [False]}
     policy.set_norm_stats(own, fake_statistics(8, gripper=False), name="fake")
@@ -120,10 +127,13 @@ def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tm
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("norm_range", ["q01_q99", "min_max"])
-@pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
-def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(variant, norm_range, tmp_path):
-    base, obs = write_checkpoint(tmp_path / "base", variant), fake_observation(TWO_CAMERAS, 3)
+@pytest.mark.parametrize(
+    ("variant", "norm_range"), [("base", "q01_q99"), ("discrete", "min_max"), ("l1", "q01_q99"), ("l1", "min_max")]
+)
+def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(
+    published, variant, norm_range, tmp_path
+):
+    base, obs = published[variant], fake_observation(TWO_CAMERAS, 3)
     options = {"norm_key": "from_data", "norm_range": norm_range, "precision": "fp32"}
     policy = OpenVLAConfig(path=str(base), **options).build(TWO_CAMERAS)
     own = {"q01": [-0.013] * 7, "q99": [0.0171] * 7, "min": [-0.02] * 7, "max": [0.03] * 7, "mask": [True] * 7}
@@ -138,8 +148,8 @@ def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(
 
 
 @pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
-def test_a_checkpoint_learns_a_robot_with_more_joints_where_its_weights_leave_that_open(variant, tmp_path):
-    base = write_checkpoint(tmp_path / "base", variant)
+def test_a_checkpoint_learns_a_robot_with_more_joints_where_its_weights_leave_that_open(published, variant, tmp_path):
+    base = published[variant]
     cameras = TWO_CAMERAS.cameras if variant == "l1" else ("agentview",)
     arms, options = fake_env_spec(cameras, action_dim=14), {"path": str(base), "precision": "fp32"}
     for norm_key in (None, "from_data"):
@@ -158,9 +168,9 @@ def test_a_checkpoint_learns_a_robot_with_more_joints_where_its_weights_leave_th
     np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, chunk.actions)
 
 
-def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):
+def test_single_options_of_a_section_are_set_over_the_checkpoints(published, tmp_path):
     """As docs/checkpoints.md has it: without the center crop, images are compressed and resized as in training."""
-    base = write_checkpoint(tmp_path / "base", "discrete")
+    base = published["discrete"]
     config = OpenVLAConfig.model_validate({"path": str(base), "images": {"crop_area": None}, "precision": "fp32"})
     for again in (config, OpenVLAConfig.model_validate(config.model_dump(mode="json"))):
         policy = again.build(SPEC)

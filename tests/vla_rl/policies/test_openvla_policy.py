@@ -11,7 +11,7 @@ from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.policies.token_draws import draw
 from vla_rl.types import ActionChunk
 
-SPEC = fake_env_spec()
+SPEC = fake_env_spec(image_size=32)
 DECODERS = [
     ("parallel", 8, "learned"),
     ("parallel", 2, "zero"),
@@ -21,7 +21,7 @@ DECODERS = [
 
 
 def make(decoder="parallel", chunk_size=8, placeholder="learned", spec=SPEC, seed=0, **kwargs) -> OpenVLAPolicy:
-    kwargs = {"precision": "fp32", **kwargs}
+    kwargs = {"precision": "fp32", "image_size": 32, **kwargs}
     config = OpenVLAConfig(decoder=decoder, chunk_size=chunk_size, placeholder=placeholder, **kwargs)
     policy = config.build(spec, seed=seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
@@ -142,7 +142,7 @@ def test_images_of_another_size_are_resized():
     large = fake_env_spec(image_size=128)
     flat = fake_observation(large, 2)
     flat.images["agentview"][:] = 77
-    small = type(flat)({"agentview": flat.images["agentview"][:, :64, :64]}, flat.state, flat.instruction)
+    small = type(flat)({"agentview": flat.images["agentview"][:, :32, :32]}, flat.state, flat.instruction)
     np.testing.assert_array_equal(policy.act(flat, temperature=0).tokens, policy.act(small, temperature=0).tokens)
 
 
