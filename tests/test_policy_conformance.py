@@ -9,15 +9,16 @@ from vla_rl.config import KINDS, build_component
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy
-from vla_rl.workflows.gpu_bench.policy_matrix import ON_DEVICES, VARIANTS
+from vla_rl.workflows.gpu_bench import policy_matrix
 
 SPEC = fake_env_spec(image_size=32)
+VARIANTS: dict[str, dict] = {name: {"image_size": 32} | values for name, values in policy_matrix.VARIANTS.items()}
 
 
 def build(name, seed=0):
     if name.startswith("smolvla"):
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
-    config = build_component("policy", {"image_size": 32} | (ON_DEVICES | VARIANTS)[name])
+    config = build_component("policy", {"image_size": 32} | (policy_matrix.ON_DEVICES | VARIANTS)[name])
     assert isinstance(config, PolicyConfig)
     policy = config.build(SPEC, "cpu", seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))

@@ -26,9 +26,9 @@ _MODEL = {
 _STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
 
 
-def collect(folder: Path, start_index: int = 0, objects: bool = False, episodes: int = 24) -> Path:
+def collect(folder: Path, start_index: int = 0, objects: bool = False) -> Path:
     """Episodes of a noisy expert, which fails now and then."""
-    options = {"dataset": str(folder), "episodes_per_task": episodes, "noise": 1.5, "noise_hold": 4, "keep": "all"}
+    options = {"dataset": str(folder), "episodes_per_task": 24, "noise": 1.5, "noise_hold": 4, "keep": "all"}
     collect_dataset(ENV, validate(CollectConfig, options | {"start_index": start_index, "objects": objects}))
     return folder
 

@@ -76,7 +76,7 @@ def test_imagined_episodes_are_the_same(fitted):
 
 
 def test_trust_measures_the_same(fitted, tmp_path):
-    held_out = collect(tmp_path / "held_out", start_index=700, episodes=12)
+    held_out = collect(tmp_path / "held_out", start_index=700)
     reports = {}
     for device in DEVICES:
         options = MeasureConfig(inverse_updates=4, num_clips=0)
