@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit import ENV, STAGE, collect, config, fit_with_stops, weights
+from test_fit import ENV, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
@@ -22,6 +22,7 @@ from world_model.data.style_sheet import write_style_sheet
 from world_model.data.styled import Restyler, StyledFrames, StyledImages, restylers, with_styles
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
+from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
 from world_model.stage_config import StyleConfig
 
@@ -49,7 +50,7 @@ def segment(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory) -> Path:
-    folder = collect(tmp_path_factory.mktemp("styled") / "episodes", noise=1.5, noise_hold=4)
+    folder = collect(tmp_path_factory.mktemp("styled") / "episodes", noise=1.5, noise_hold=4, episodes_per_task=12)
     segment(folder)
     return folder
 
@@ -162,8 +163,14 @@ def test_the_autoencoder_sees_styles_and_the_weights_of_pixels_stay(frames, make
 
 
 def test_a_stopped_fit_with_styles_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
-    options = config(episodes, style=STYLE, cuts=2)
-    assert weights(fit_with_stops(options, tmp_path / "run", monkeypatch)) == weights(fitted)
+    options, run = config(episodes, style=STYLE, cuts=2), tmp_path / "run"
+    budget = stop_fitting(monkeypatch, 2)
+    for left in (3, 20):  # In the autoencoder's stage, which sees images, and in the dynamics', which sees latents.
+        with pytest.raises(KeyboardInterrupt):
+            fit(options, SPEC, run, seed=1)
+        budget[0] = left
+    assert updates_kept(options, run) == 3 + 2
+    assert weights(fit(options, SPEC, run, seed=1)) == weights(fitted)
 
 
 def test_every_stage_sees_the_styles_and_no_share_is_as_before(episodes, fitted, tmp_path):
@@ -240,6 +247,3 @@ def test_a_sheet_shows_episodes_in_styles(episodes, tmp_path):
     assert sheet is not None and sheet.shape == (4 * 96, 5 * 96, 3)
     cells = sheet[:96].reshape(96, 5, 96, 3).swapaxes(0, 1).astype(int)
     assert all(np.abs(cells[0] - cells[i]).mean() > 5 for i in (2, 3, 4))
-
-
-assert STAGE["steps"] == 3, "the stops above are for stages of three updates"

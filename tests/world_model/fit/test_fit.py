@@ -105,6 +105,19 @@ def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
     return budget
 
 
+def keep_killed(monkeypatch: pytest.MonkeyPatch, run: Path, stage: str) -> None:
+    """Keep a copy of the run's folder as a kill would have left it after the first checkpoint of a stage."""
+    save = fit_module.save_checkpoint
+
+    def keeping(path: Path, *state: Any) -> Path:
+        saved = save(path, *state)
+        if path.parent.name == stage and not (killed := run.with_name("killed")).exists():
+            shutil.copytree(run, killed)
+        return saved
+
+    monkeypatch.setattr(fit_module, "save_checkpoint", keeping)
+
+
 def fit_with_stops(options: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stopped in the middle of each stage in turn."""
     budget = stop_fitting(monkeypatch, 0)
@@ -156,17 +169,16 @@ def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episod
     assert load_world_model(tuned).metadata.state_mean == load_world_model(fitted).metadata.state_mean
 
 
-def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
-    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
-    options = config(episodes, calibrate_on=str(others))
+def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, held_out, tmp_path):
+    options = config(episodes, calibrate_on=str(held_out))
     chosen = fit(options, ENV.env_spec(), tmp_path / "run")
     metadata = load_world_model(chosen).metadata
     assert metadata.calibration["num_episodes"] == 24
     assert set(metadata.calibrated_on).isdisjoint(metadata.datasets)
-    for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
+    for seen, why in ((episodes, "was fitted on it"), (held_out, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
             measure_trust(options.measure, chosen, [seen])
-    unseen = collect(tmp_path / "unseen", noise=1.5, noise_hold=4, start_index=600)
+    unseen = collect(tmp_path / "unseen", noise=1.5, noise_hold=4, start_index=600, episodes_per_task=6)
     copy = shutil.copytree(unseen, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
     with pytest.raises(DatasetError, match=r"copy: is held out, and the inverse dynamics is to learn from it"):
         measure_trust(options.measure, chosen, [unseen], train=[episodes, copy])
@@ -208,31 +220,30 @@ def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
         measure_trust(MeasureConfig(), Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
 
 
-@pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2), (8, 2)])
+@pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2)])
 def test_trust_verifies_successes_over_the_policys_chunk(fitted, held_out, tmp_path, chunk_size, frames):
-    options = MeasureConfig(inverse_updates=0, num_clips=0)
+    options = MeasureConfig(inverse_updates=0, num_clips=0, auc_frames=0, action_frames=1)
     measure_trust(options, fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
     assert TrustReport.load(tmp_path / "trust.json").provenance.chunk_frames == frames
 
 
-def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp_path):
-    newest = collect(tmp_path / "newest", noise=1.5, noise_hold=4, start_index=500)
+def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, held_out, fitted, tmp_path):
     chosen_on = []
     for holdout_from in ("all", "last"):
-        options = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
+        datasets = [str(episodes), str(held_out)]
+        options = config(episodes, **KEPT, start_from=str(fitted), datasets=datasets, holdout_from=holdout_from)
         metadata = load_world_model(fit(options, ENV.env_spec(), tmp_path / holdout_from)).metadata
         chosen_on.append(metadata.calibration["num_episodes"])
     assert chosen_on == [24, 12]
 
 
-def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(episodes, fitted, tmp_path):
-    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(episodes, held_out, fitted, tmp_path):
     kept = {"model": None, "start_from": str(fitted), "autoencoder": {"steps": 0}, "dynamics": {"steps": 0}}
     found = {}
     for name, options in {
         "continued": {},
         "fresh": {"fresh_success": True},
-        "others": {"success_datasets": str(others)},
+        "others": {"success_datasets": str(held_out)},
     }.items():
         result = fit(config(episodes, **kept, **options), ENV.env_spec(), tmp_path / name)
         assert weights(result)["dynamics.safetensors"] == weights(fitted)["dynamics.safetensors"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_fit import KEPT, SPEC, collect, config, stop_fitting, weights
+from test_fit import KEPT, SPEC, collect, config, keep_killed, weights
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
@@ -15,13 +16,14 @@ from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit import inverse as inverse_module
+from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.fit.inverse import calibrate_inverse, real_pairs
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Actions
 
-INVERSE = {"steps": 120, "batch_size": 16, "lr": 3e-3, "warmup_steps": 5}
+INVERSE = {"steps": 60, "batch_size": 16, "lr": 6e-3, "warmup_steps": 5}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,15 @@ def plain(episodes, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(episodes, plain, tmp_path_factory) -> Path:
-    options = config(episodes, **KEPT, start_from=str(plain), inverse=INVERSE, save_every=100)
-    return fit(options, SPEC, tmp_path_factory.mktemp("inverse") / "run", seed=1)
+    """Beside its run lies `killed`, the run as it was after 50 updates."""
+    folder = tmp_path_factory.mktemp("inverse")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_killed(patch, folder / "run", "inverse")
+        return fit(on_top_of(plain, episodes), SPEC, folder / "run", seed=1)
+
+
+def on_top_of(plain: Path, episodes: Path) -> FitConfig:
+    return config(episodes, **KEPT, start_from=str(plain), inverse=INVERSE, save_every=50)
 
 
 def clips_of(folder: Path, world_model: WorldModel, tmp_path: Path) -> ClipDataset:
@@ -69,16 +78,11 @@ def test_pairs_are_frames_one_after_another_with_the_actions_between(episodes, p
         assert any(torch.equal(torch.from_numpy(one), actions.values[row, 0]) for one in values)
 
 
-def test_a_stopped_one_goes_on_to_the_same_result_and_another_fit_keeps_it(
-    episodes, plain, fitted, tmp_path, monkeypatch
-) -> None:
-    options = config(episodes, **KEPT, start_from=str(plain), inverse=INVERSE, save_every=100)
-    budget = stop_fitting(monkeypatch, 110)
-    with pytest.raises(KeyboardInterrupt):
-        fit(options, SPEC, tmp_path / "run", seed=1)
-    assert updates_kept(options, tmp_path / "run") == 100
-    budget[0] = 20
-    assert weights(fit(options, SPEC, tmp_path / "run", seed=1)) == weights(fitted)
+def test_a_killed_one_goes_on_to_the_same_result_and_another_fit_keeps_it(episodes, plain, fitted, tmp_path) -> None:
+    options = on_top_of(plain, episodes)
+    folder = Path(shutil.copytree(fitted.parents[1] / "killed", tmp_path / "run"))
+    assert updates_kept(options, folder) == 50
+    assert weights(fit(options, SPEC, folder, seed=1)) == weights(fitted)
     kept = fit(config(episodes, **KEPT, start_from=str(fitted)), SPEC, tmp_path / "kept", seed=1)
     assert weights(kept) == weights(fitted)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, KEPT, collect, config, weights
+from test_fit import ENV, KEPT, collect, config, keep_killed, weights
 from toy import through_a_file
 
 from vla_rl.config import ConfigError, validate
@@ -34,7 +34,7 @@ from world_model.trust.report import TrustReport
 
 SPEC = ENV.env_spec()
 NETWORK = {"slots": [["green", "red"], ["blue"]], "width": 32, "probe_width": 8, "meters_per_action": 0.2}
-OBJECTS = {"steps": 160, "batch_size": 24, "lr": 6e-3, "warmup_steps": 5, "network": NETWORK}
+OBJECTS = {"steps": 60, "batch_size": 16, "lr": 1.5e-2, "warmup_steps": 5, "network": NETWORK}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,11 @@ def held_out(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(episodes, tmp_path_factory) -> Path:
-    return fit(
-        config(episodes, objects=OBJECTS, save_every=100), SPEC, tmp_path_factory.mktemp("objects") / "run", seed=1
-    )
+    """Beside its run lies `killed`, the run as it was after 50 of the part's updates."""
+    folder = tmp_path_factory.mktemp("objects")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_killed(patch, folder / "run", "objects")
+        return fit(config(episodes, objects=OBJECTS, save_every=50), SPEC, folder / "run", seed=1)
 
 
 def frames_of(folder: Path) -> EpisodeFrames:
@@ -139,23 +141,11 @@ def test_a_fit_saves_the_part_with_its_probability(fitted) -> None:
     assert center[:, :2].abs().sum() > 0, "the mean of what was recorded"
 
 
-def test_a_stopped_fit_goes_on_as_if_it_had_not_been(episodes, fitted, tmp_path, monkeypatch) -> None:
-    from world_model.fit import fit as fit_module
-
-    real, folder, calls = fit_module.save_checkpoint, tmp_path / "run", []
-
-    def stopping(path: Path, *state: Any) -> None:
-        real(path, *state)
-        if "objects" in str(path):
-            calls.append(path)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(fit_module, "save_checkpoint", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        fit(config(episodes, objects=OBJECTS, save_every=100), SPEC, folder, seed=1)
-    monkeypatch.setattr(fit_module, "save_checkpoint", real)
-    assert len(calls) == 1 and updates_kept(config(episodes, objects=OBJECTS, save_every=100), folder) == 4 * 3 + 100
-    assert weights(fit(config(episodes, objects=OBJECTS, save_every=100), SPEC, folder, seed=1)) == weights(fitted)
+def test_a_killed_fit_goes_on_as_if_it_had_not_been(episodes, fitted, tmp_path) -> None:
+    folder = Path(shutil.copytree(fitted.parents[1] / "killed", tmp_path / "run"))
+    options = config(episodes, objects=OBJECTS, save_every=50)
+    assert updates_kept(options, folder) == 4 * 3 + 50
+    assert weights(fit(options, SPEC, folder, seed=1)) == weights(fitted)
 
 
 def test_a_world_model_without_the_part_gets_one_and_keeps_the_rest(episodes, fitted, tmp_path) -> None:
@@ -169,7 +159,7 @@ def test_a_world_model_without_the_part_gets_one_and_keeps_the_rest(episodes, fi
     (bare / "world_model.json").write_text(json.dumps(values))
     assert load_world_model(bare).objects is None
     options = {"start_from": str(bare), **KEPT}
-    with pytest.raises(ConfigError, match=r"objects\.network: got null with steps=160"):
+    with pytest.raises(ConfigError, match=r"objects\.network: got null with steps=60"):
         fit(config(episodes, **options, objects={**OBJECTS, "network": None}), SPEC, tmp_path / "refused")
     found = weights(fit(config(episodes, **options, objects=OBJECTS), SPEC, tmp_path / "run"))
     before = weights(bare)

@@ -278,7 +278,7 @@ def test_it_learns_where_an_action_moves_a_blob() -> None:
     optimizer = torch.optim.AdamW(dynamics.parameters(), lr=3e-3)
     g = torch.Generator().manual_seed(0)
     errors = []
-    for _ in range(150):
+    for _ in range(50):
         clip = moving_blobs(16, 3, g)
         loss, metrics = dynamics.loss(clip, g)
         optimizer.zero_grad()
@@ -350,7 +350,7 @@ def test_one_step_learns_what_several_imagine():
         return float((imagined(student).latents - imagined(teacher).latents).square().mean())
 
     before, optimizer = gap(), torch.optim.Adam(student.parameters(), 3e-3)
-    for step in range(60):
+    for step in range(40):
         optimizer.zero_grad()
         student.distillation_loss(teacher, clips[step % 4], torch.Generator().manual_seed(step))[0].backward()
         optimizer.step()
