@@ -1,4 +1,5 @@
-"""A training run small enough for tests: the dummy environment and a fresh OpenVLA policy of the smallest preset."""
+"""A training run small enough for tests: the dummy environment, and a fresh OpenVLA policy of the smallest preset or
+a policy of one small network."""
 
 from __future__ import annotations
 
@@ -35,17 +36,31 @@ def save_policy(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_values(policy: Path, *overrides: str) -> dict[str, Any]:
+def save_small_policy(folder: Path, seed: int = 0) -> Path:
+    """A fresh policy of the docs' example, which reads the state alone: for tests of a run, whatever it trains."""
+    from my_policy import BinsConfig  # Of docs/examples, which not every process that imports this has on its path.
+
+    BinsConfig().build(DummyConfig().env_spec(), seed=seed).save(folder)
+    return folder
+
+
+def tiny_values(policy: Path, *overrides: str, kind: str = "openvla") -> dict[str, Any]:
     """`RECIPE` for a saved policy, with `key=value` on top, without what the kind of run that they ask for has not."""
-    values = apply_overrides({**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}, overrides)
+    values = apply_overrides({**RECIPE, "policy": {"kind": kind, "path": str(policy)}}, overrides)
     run = str(values["run"])
     sections = recipe_class(run).model_fields if run in RUNS else values
     return {name: value for name, value in values.items() if name in sections or name not in RECIPE}
 
 
-def make_recipe(policy: Path, *overrides: str) -> Any:
+def make_recipe(policy: Path, *overrides: str, kind: str = "openvla") -> Any:
     """`tiny_values` as a recipe."""
-    return read_recipe(tiny_values(policy, *overrides))
+    return read_recipe(tiny_values(policy, *overrides, kind=kind))
+
+
+def small_recipe(policy: Path, *overrides: str) -> Any:
+    """`make_recipe` for a policy of `save_small_policy`, which solves some half of the episodes from its two states."""
+    own = ("env.horizon=16", "sampling.first_state=18")
+    return make_recipe(policy, *own, *overrides, kind="my_policy:BinsConfig")
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import metrics, save_small_policy, small_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
@@ -50,14 +50,14 @@ def dream(**options: Any) -> str:
 @pytest.fixture(scope="module")
 def wanderer(tmp_path_factory) -> Path:
     """A policy that moves at random."""
-    return save_policy(tmp_path_factory.mktemp("gate") / "wanderer")
+    return save_small_policy(tmp_path_factory.mktemp("gate") / "wanderer")
 
 
 @pytest.fixture(scope="module")
 def stone(wanderer, tmp_path_factory) -> Path:
-    """The same, but whatever it decides, it does not move."""
+    """The same, but all that it decides is not to move."""
     policy = load_policy(wanderer)
-    policy.set_norm_stats({"q01": [-1e-6] * 7, "q99": [1e-6] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})
+    policy.net[-1].bias.data.unflatten(0, (-1, 21))[:, 10] = 100.0  # The bin of 0.
     folder = tmp_path_factory.mktemp("gate") / "stone"
     policy.save(folder)
     return folder
@@ -222,9 +222,9 @@ def test_pairs_that_are_lost_take_their_states_and_their_part_of_the_budget(tmp_
 
 
 def test_a_run_that_got_worse_goes_back_to_its_base_policy(tmp_path, wanderer):
-    """RL with a rate that harms the policy, 7 points in 80 pairs; a gate that asks for little evidence says so."""
-    gate_options = "gate={every: 2, pairs: 80, alpha: 0.8}"
-    recipe = make_recipe(wanderer, dream(), REAL.replace("horizon: 8", "horizon: 32"), gate_options, "algo.lr=0.05")
+    """RL with a rate at which the policy soon does but one thing, right from two initial states at best."""
+    options = ("gate={every: 4, pairs: 80}", "algo.lr=1", "sampling.first_state=7")
+    recipe = small_recipe(wanderer, dream(), REAL.replace("horizon: 8", "horizon: 32"), *options)
     folder = tmp_path / "run"
     train(recipe, open_run(recipe, folder, resume=False))
     gate = json.loads((folder / "gate.json").read_text())
@@ -239,7 +239,7 @@ def test_a_run_that_got_worse_goes_back_to_its_base_policy(tmp_path, wanderer):
 
 
 def test_a_run_whose_checks_do_not_tell_keeps_its_newest_policy(tmp_path, wanderer, capsys):
-    recipe = make_recipe(wanderer, dream(), REAL, "gate.every=2", "gate.pairs=8", "log.console=true")
+    recipe = small_recipe(wanderer, dream(), REAL, "gate.every=2", "gate.pairs=8", "log.console=true")
     folder = tmp_path / "run"
     train(recipe, open_run(recipe, folder, resume=False))
     gate = json.loads((folder / "gate.json").read_text())
@@ -258,7 +258,7 @@ def test_a_run_whose_checks_do_not_tell_keeps_its_newest_policy(tmp_path, wander
 )
 def test_a_kill_runs_no_finished_check_or_validation_again(tmp_path, wanderer, monkeypatch, options):
     """A checkpoint follows each, whenever the next one is due."""
-    recipe = make_recipe(wanderer, dream(), REAL, *options, "train.save_every=100", "train.keep_checkpoints=9")
+    recipe = small_recipe(wanderer, dream(), REAL, *options, "train.save_every=100", "train.keep_checkpoints=9")
     measured: list[int] = []
     for name in ("check_gain", "validate"):
         measure = getattr(TrainingRun, name)
@@ -283,7 +283,7 @@ def test_a_kill_runs_no_finished_check_or_validation_again(tmp_path, wanderer, m
 
 def test_a_check_that_does_not_reject_leaves_no_rejected_policy(tmp_path, wanderer):
     """Where one did before a kill, and was run again: the loop's next episodes would be of that policy."""
-    recipe = make_recipe(wanderer, dream(), REAL, "gate.every=4", "gate.pairs=8")
+    recipe = small_recipe(wanderer, dream(), REAL, "gate.every=4", "gate.pairs=8")
     folder = open_run(recipe, tmp_path / "run", resume=False)
     load_policy(wanderer).save(folder / "rejected")
     train(recipe, folder, resume=True)
@@ -292,7 +292,7 @@ def test_a_check_that_does_not_reject_leaves_no_rejected_policy(tmp_path, wander
 
 
 def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp_path, wanderer):
-    recipe = make_recipe(wanderer, dream(), REAL, "gate.every=1", "gate.pairs=4")
+    recipe = small_recipe(wanderer, dream(), REAL, "gate.every=1", "gate.pairs=4")
     folder = open_run(recipe, tmp_path / "run", resume=False)
     place = Keyframe("dummy", "reach_red", 0, {})
     with TrainingRun(recipe, folder, resume=False) as run:
@@ -322,5 +322,5 @@ def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp
 )
 def test_what_does_not_fit_together_is_refused(tmp_path, wanderer, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        recipe = make_recipe(wanderer, *overrides)
+        recipe = small_recipe(wanderer, *overrides)
         check(recipe, TRAIN)

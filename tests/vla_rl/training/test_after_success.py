@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import metrics, save_small_policy, small_recipe
 
 from vla_rl.common.run_folder import open_run
 from vla_rl.training.train import train
@@ -14,10 +14,10 @@ ONE = ("train.iterations=1", "train.groups=2", "train.group_size=4")
 
 def test_episodes_that_rl_learns_from_end_at_success(tmp_path: Path) -> None:
     """They went on, and the actions after success had their episode's advantage."""
-    policy = save_policy(tmp_path / "base")
+    policy = save_small_policy(tmp_path / "base")
     logged = []
     for steps in (0, 3):
-        recipe = make_recipe(policy, *ONE, f"env.steps_after_success={steps}")
+        recipe = small_recipe(policy, *ONE, f"env.steps_after_success={steps}")
         train(recipe, folder := open_run(recipe, tmp_path / str(steps), False))
         logged.append(metrics(folder))
     assert 0 < logged[0][0]["train/success"] < 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -158,19 +160,15 @@ def test_a_broken_later_checkpoint_pushes_out_no_whole_one(tmp_path):
 
 @pytest.mark.parametrize("moment", ["write_tensors", "_crc32"])
 def test_a_kill_while_the_next_checkpoint_is_written_leaves_the_only_one(tmp_path, moment):
-    code = f"""
-import os, signal, sys, torch
-from pathlib import Path
-from vla_rl.training import checkpoint as ck
-def save(step):
-    path = ck.checkpoint_path(Path(sys.argv[1]), step)
-    ck.keep_last(ck.save_checkpoint(path, {{"w": torch.ones(8)}}, {{"step": step}}), 1)
-save(1)
-ck.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-save(2)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    def save_twice() -> None:
+        ck.keep_last(make_checkpoint(tmp_path, 1), 1)
+        setattr(ck, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        ck.keep_last(make_checkpoint(tmp_path, 2), 1)
+
+    process = multiprocessing.get_context("fork").Process(target=save_twice)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert ck.latest_checkpoint(tmp_path) == ck.checkpoint_path(tmp_path, 1)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import make_recipe, metrics, save_policy, save_small_policy, small_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
@@ -24,6 +24,11 @@ TWO = ("train.iterations=2",)
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
     return save_policy(tmp_path_factory.mktemp("demonstrations") / "base")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    return save_small_policy(tmp_path_factory.mktemp("demonstrations") / "small")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +71,10 @@ def test_the_anchor_is_the_loss_that_behavior_cloning_learns_from(policy, sft):
     assert values["keyframe_loss"] == expected["keyframe_loss"] > 0 and loss.item() == expected["loss"]
 
 
-def test_continue_bc_makes_as_many_steps_as_rl_and_learns_from_demonstrations_only(policy, sft, tmp_path):
+def test_continue_bc_makes_as_many_steps_as_rl_and_learns_from_demonstrations_only(small, sft, tmp_path):
     more_steps = ("algo.minibatch_size=4", "algo.epochs=2", *TWO)
-    rl = metrics(run_in(tmp_path / "rl", make_recipe(policy, *more_steps)))
-    folder = run_in(tmp_path / "bc", make_recipe(policy, sft, "train.control=continue_bc", *more_steps))
+    rl = metrics(run_in(tmp_path / "rl", small_recipe(small, *more_steps)))
+    folder = run_in(tmp_path / "bc", small_recipe(small, sft, "train.control=continue_bc", *more_steps))
     rows = metrics(folder)
     assert rows[0]["train/success"] == rl[0]["train/success"], "both start from the same rollout"
     assert rows[0]["update/num_steps"] == rl[0]["update/num_steps"] > 2
@@ -81,8 +86,8 @@ def test_continue_bc_makes_as_many_steps_as_rl_and_learns_from_demonstrations_on
 
 
 @pytest.mark.parametrize("options", [("train.control=continue_bc",), ("algo.bc_coef=0.5",)], ids=["control", "anchor"])
-def test_resumed_runs_equal_uninterrupted_ones(policy, sft, tmp_path, monkeypatch, options):
-    recipe = make_recipe(policy, sft, *options, *TWO, "train.keep_checkpoints=1")
+def test_resumed_runs_equal_uninterrupted_ones(small, sft, tmp_path, monkeypatch, options):
+    recipe = small_recipe(small, sft, *options, *TWO, "train.keep_checkpoints=1")
     whole = run_in(tmp_path / "whole", recipe)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         save = TrainingRun.save

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_problem as toy
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import make_recipe, metrics, save_small_policy, small_recipe
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.run_folder import open_run
@@ -89,11 +89,11 @@ def test_it_must_be_one_process_and_an_algorithm_that_can(tmp_path):
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    return save_policy(tmp_path_factory.mktemp("reuse") / "base")
+    return save_small_policy(tmp_path_factory.mktemp("reuse") / "base")
 
 
 def test_a_run_learns_from_earlier_rollouts_and_says_so(policy, tmp_path):
-    recipe = make_recipe(policy, "train.reuse=2")
+    recipe = small_recipe(policy, "train.reuse=2")
     train(recipe, open_run(recipe, tmp_path / "run", False))
     logged = metrics(tmp_path / "run")
     assert "stale/share" not in logged[0] and logged[1]["stale/lag_max"] == 1
@@ -105,7 +105,7 @@ def test_a_run_learns_from_earlier_rollouts_and_says_so(policy, tmp_path):
 def test_rollouts_that_tell_too_little_are_left_out(policy, tmp_path):
     """Bound at 1, no old chunk stays once the policy has moved: the run is the one without reuse."""
     for name, options in {"plain": (), "bound": ("train.reuse=1", "algo.min_effective_share=1")}.items():
-        recipe = make_recipe(policy, "algo.lr=1e-3", *options)
+        recipe = small_recipe(policy, "algo.lr=1e-3", *options)
         train(recipe, open_run(recipe, tmp_path / name, False))
     assert all(m["stale/left_out"] == m["stale/share"] > 0 for m in metrics(tmp_path / "bound")[1:])
     plain, bound = ((tmp_path / n / "policy" / "model.safetensors").read_bytes() for n in ("plain", "bound"))

@@ -8,7 +8,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
-from tiny_run import make_recipe, save_policy
+from tiny_run import save_small_policy, small_recipe
 
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.training.metrics import LogConfig, MetricLogger, read_metrics
@@ -168,7 +168,7 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home, evaluation):
 def test_an_evaluation_alone_is_shown_too(tmp_path, wandb_home):
     import wandb
 
-    recipe = make_recipe(save_policy(tmp_path / "policy"), "log.wandb=offline", "eval.videos=1")
+    recipe = small_recipe(save_small_policy(tmp_path / "policy"), "log.wandb=offline", "eval.videos=1")
     (tmp_path / "eval").mkdir()
     found = evaluate(recipe, tmp_path / "eval")
     wandb.teardown()

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tiny_run import make_recipe, save_policy
+from tiny_run import save_small_policy, small_recipe
 from typer.testing import CliRunner
 
 from vla_rl.cli import app as cli
@@ -24,7 +24,7 @@ RELOADS = "location.reload"
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    return save_policy(tmp_path_factory.mktemp("steps") / "base")
+    return save_small_policy(tmp_path_factory.mktemp("steps") / "base")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def report_of(folder: Path) -> str:
 
 
 def test_the_console_says_where_and_which_step_of_how_many(policy, tmp_path, capsys):
-    recipe = make_recipe(policy, *OPTIONS, "log.console=true", "algo.kl_coef=0.01", "train.allow_no_success=true")
+    recipe = small_recipe(policy, *OPTIONS, "log.console=true", "algo.kl_coef=0.01", "train.allow_no_success=true")
     folder = open_run(recipe, tmp_path / "run", resume=False)
     train(recipe, folder)
     lines = capsys.readouterr().out.splitlines()
@@ -67,7 +67,7 @@ def test_the_console_says_where_and_which_step_of_how_many(policy, tmp_path, cap
 
 
 def test_while_it_runs_its_page_is_there_says_so_and_reloads(policy, tmp_path, at_once):
-    recipe = make_recipe(policy, *OPTIONS)
+    recipe = small_recipe(policy, *OPTIONS)
     folder, seen = open_run(recipe, tmp_path / "run", resume=False), []
 
     def look() -> None:
@@ -83,7 +83,7 @@ def test_while_it_runs_its_page_is_there_says_so_and_reloads(policy, tmp_path, a
 
 
 def test_a_run_that_broke_off_says_so_and_its_page_reloads_no_more(policy, tmp_path, at_once):
-    recipe = make_recipe(policy, *OPTIONS)
+    recipe = small_recipe(policy, *OPTIONS)
     folder = open_run(recipe, tmp_path / "run", resume=False)
 
     def fail() -> None:
@@ -97,7 +97,7 @@ def test_a_run_that_broke_off_says_so_and_its_page_reloads_no_more(policy, tmp_p
 
 
 def test_a_run_that_was_killed_is_known_to_be_stopped(policy, tmp_path):
-    folder = open_run(make_recipe(policy), tmp_path / "run", resume=False)
+    folder = open_run(small_recipe(policy), tmp_path / "run", resume=False)
     run = RunFolder(folder)
     values = {"step": "iterations", "number": 1, "of": 2, "done": 3, "total": 4, "updated": "2026-01-02T03:04:05"}
     here = socket.gethostname()
@@ -119,7 +119,7 @@ def test_a_folder_without_a_run_has_no_report(tmp_path):
 
 
 def test_a_run_that_cannot_be_resumed_closes_what_it_opened(policy, tmp_path, monkeypatch):
-    recipe, closed = make_recipe(policy, "train.iterations=1"), []
+    recipe, closed = small_recipe(policy, "train.iterations=1"), []
     folder = open_run(recipe, tmp_path / "run", resume=False)
     train(recipe, folder)
 

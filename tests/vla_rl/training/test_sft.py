@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,29 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@dataclass
+class Finished:
+    """A run of the default options with seed 5, for tests that go on from it or compare with it.
+
+    Attributes:
+        folder: the run's, with all checkpoints; copy it before anything is changed in it.
+    """
+
+    folder: Path
+    losses: dict[int, float]
+    weights: dict[str, torch.Tensor]
+
+    def copy(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.folder, folder))
+
+
+@pytest.fixture(scope="module")
+def finished(demos, tmp_path_factory) -> Finished:
+    folder, policy, log = tmp_path_factory.mktemp("sft") / "run", make_policy(), Log()
+    train_bc(policy, options(demos, keep_checkpoints=5), folder, log, seed=5, progress=False)
+    return Finished(folder, log.losses, weights(policy))
+
+
 def test_datasets_of_other_instructions_than_the_environments_are_told_once(demos, tmp_path):
     spec, log = ENV.env_spec(), Log()
     other = replace(spec, tasks=dict.fromkeys(spec.tasks, "fold the towel"))
@@ -96,9 +119,9 @@ def test_datasets_of_other_instructions_than_the_environments_are_told_once(demo
 
 def test_it_learns_and_the_result_loads(demos, tmp_path):
     policy, log = make_policy(), Log()
-    config = options(demos, steps=40, batch_size=16, lr=2e-3, warmup_steps=5, validation_fraction=0.1, save_every=40)
+    config = options(demos, steps=30, batch_size=8, lr=3e-3, warmup_steps=3, validation_fraction=0.1, save_every=30)
     result = train_bc(policy, config, tmp_path, log, env_spec=ENV.env_spec(), progress=False)
-    first, last = log.steps[1], log.steps[40]
+    first, last = log.steps[1], log.steps[30]
     assert last["bc_loss"] < 0.5 * first["bc_loss"] and last["action_l1"] < 0.7 * first["action_l1"]
     assert last["validation/bc_loss"] < 0.7 * first["bc_loss"]
     assert result["episodes"] == 36 and result["num_bad_steps"] == 0 and result["loss"] == last["loss"]
@@ -108,69 +131,77 @@ def test_it_learns_and_the_result_loads(demos, tmp_path):
     assert stats.action.mask.tolist() == [True] * 6 + [False] and stats.name == "demos"
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [{}, {"optimizer": "muon", "ema_decay": 0.9, "augment": AUGMENT, "grad_accumulation": 2, "weight_decay": 0.1}],
-    ids=["adamw", "muon-ema-augment-accumulation"],
-)
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(demos, tmp_path, extra):
+def check_cut_at_4(demos: Path, folder: Path, extra: dict, whole: dict[int, float]) -> dict[str, torch.Tensor]:
+    """Check what a run logs that breaks off after the checkpoint of step 3, and goes on; its weights."""
     config = options(demos, **extra)
-    whole_policy, whole = make_policy(), Log()
-    train_bc(whole_policy, config, tmp_path / "whole", whole, seed=5, progress=False)
     cut, rest = Log(stop_at=4), Log()
     with pytest.raises(_Stop):
-        train_bc(make_policy(), config, tmp_path / "cut", cut, seed=5, progress=False)
+        train_bc(make_policy(), config, folder, cut, seed=5, progress=False)
     torch.manual_seed(123)  # Global random state must not matter.
     policy = make_policy()
     for parameter in policy.trainable_parameters():  # Nor the weights before the checkpoint was loaded.
         parameter.data.add_(1.0)
-    train_bc(policy, config, tmp_path / "cut", rest, seed=5, progress=False)
+    train_bc(policy, config, folder, rest, seed=5, progress=False)
     assert list(rest.losses) == [4, 5, 6]
-    assert {**cut.losses, **rest.losses} == whole.losses
-    assert same(weights(policy), weights(whole_policy))
-    assert (tmp_path / "cut/policy/model.safetensors").read_bytes() == (
-        tmp_path / "whole/policy/model.safetensors"
-    ).read_bytes()
+    assert {**cut.losses, **rest.losses} == whole
+    return weights(policy)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(demos, finished, tmp_path):
+    assert same(check_cut_at_4(demos, tmp_path, {}, finished.losses), finished.weights)
+    written = (folder / "policy/model.safetensors" for folder in (tmp_path, finished.folder))
+    assert len({file.read_bytes() for file in written}) == 1
+
+
+def test_a_resumed_run_with_all_that_has_state_equals_an_uninterrupted_one_to_the_bit(demos, tmp_path):
+    extra = {"optimizer": "muon", "ema_decay": 0.9, "augment": AUGMENT, "grad_accumulation": 2, "weight_decay": 0.1}
+    policy, whole = make_policy(), Log()
+    train_bc(policy, options(demos, **extra), tmp_path / "whole", whole, seed=5, progress=False)
+    assert same(check_cut_at_4(demos, tmp_path / "cut", extra, whole.losses), weights(policy))
+    written = (tmp_path / name / "policy/model.safetensors" for name in ("whole", "cut"))
+    assert len({file.read_bytes() for file in written}) == 1
 
 
 def test_what_a_resumed_run_logs_is_of_all_steps_since_the_last_log(demos, tmp_path):
     """A checkpoint between two logs: the mean was of the steps after it alone."""
-    config = options(demos, steps=12, log_every=4, save_every=6)
-    whole, cut, rest = Log(), Log(stop_at=8), Log()
+    config = options(demos, log_every=2)
+    whole, cut, rest = Log(), Log(stop_at=4), Log()
     train_bc(make_policy(), config, tmp_path / "whole", whole, seed=5, progress=False)
     with pytest.raises(_Stop):
         train_bc(make_policy(), config, tmp_path / "cut", cut, seed=5, progress=False)
     train_bc(make_policy(), config, tmp_path / "cut", rest, seed=5, progress=False)
-    assert list(rest.losses) == [8, 12]
+    assert list(rest.losses) == [4, 6]
     assert {**cut.losses, **rest.losses} == whole.losses
 
 
-def test_another_seed_draws_otherwise(demos, tmp_path):
-    logs = [Log(), Log()]
-    for seed, log in enumerate(logs):
-        train_bc(make_policy(), options(demos, steps=2), tmp_path / str(seed), log, seed=seed, progress=False)
-    assert logs[0].losses != logs[1].losses
+def test_another_seed_draws_otherwise(demos, finished, tmp_path):
+    for seed in (5, 6):  # Of the same weights: nothing was learned before the first step.
+        log = Log()
+        train_bc(make_policy(), options(demos, steps=1), tmp_path / str(seed), log, seed=seed, progress=False)
+        assert (log.losses[1] == finished.losses[1]) == (seed == 5)
 
 
-def test_resuming_with_other_options_is_refused(demos, tmp_path):
-    train_bc(make_policy(), options(demos), tmp_path, Log(), progress=False)
+def test_resuming_with_other_options_is_refused(demos, finished, tmp_path):
+    folder = finished.copy(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"made with other options \(sft.lr: there 0.0003, now 0.001\)"):
-        train_bc(make_policy(), options(demos, lr=1e-3), tmp_path, Log(), progress=False)
-    result = train_bc(make_policy(), options(demos, log_every=2), tmp_path, Log(), progress=False)
+        train_bc(make_policy(), options(demos, lr=1e-3), folder, Log(), seed=5, progress=False)
+    result = train_bc(make_policy(), options(demos, log_every=2), folder, Log(), seed=5, progress=False)
     assert result["steps"] == 6
 
 
-def test_more_steps_at_a_constant_rate_equal_as_many_at_once_and_those_of_a_cosine_are_refused(demos, tmp_path):
+def test_more_steps_at_a_constant_rate_equal_as_many_at_once_and_those_of_a_cosine_are_refused(
+    demos, finished, tmp_path
+):
     results = {}
-    for name, steps in (("short", (2,)), ("grown", (2, 6)), ("whole", (6,))):
+    for name, steps in (("short", (2,)), ("grown", (2, 4)), ("whole", (4,))):
         for num in steps:
             config = options(demos, final_lr_fraction=1.0, steps=num)
             train_bc(make_policy(), config, tmp_path / name, Log(), seed=5, progress=False)
         results[name] = (tmp_path / name / "policy/model.safetensors").read_bytes()
     assert results["grown"] == results["whole"] != results["short"]
-    train_bc(make_policy(), options(demos, steps=2), tmp_path / "cosine", Log(), progress=False)
-    with pytest.raises(CheckpointError, match=r"made with other options \(sft.steps: there 2, now 6\)"):
-        train_bc(make_policy(), options(demos, steps=6), tmp_path / "cosine", Log(), progress=False)
+    cosine = finished.copy(tmp_path / "cosine")
+    with pytest.raises(CheckpointError, match=r"made with other options \(sft.steps: there 6, now 9\)"):
+        train_bc(make_policy(), options(demos, steps=9), cosine, Log(), seed=5, progress=False)
 
 
 def test_checkpoints_hold_no_frozen_weights_and_only_the_last_are_kept(demos, tmp_path):
@@ -232,12 +263,10 @@ def test_averaged_weights_by_hand(demos, tmp_path):
     assert torch.equal(policy.get_parameter(name), own)
 
 
-def test_bf16_through_accelerate(demos, tmp_path):
+def test_bf16_through_accelerate(demos, finished, tmp_path):
     log = Log()
-    train_bc(make_policy(), options(demos, precision="bf16", steps=2), tmp_path, log, progress=False)
-    full = Log()
-    train_bc(make_policy(), options(demos, steps=2), tmp_path / "full", full, progress=False)
-    assert log.losses[1] == pytest.approx(full.losses[1], rel=0.05) and log.losses != full.losses
+    train_bc(make_policy(), options(demos, precision="bf16", steps=1), tmp_path, log, seed=5, progress=False)
+    assert log.losses[1] == pytest.approx(finished.losses[1], rel=0.05) and log.losses[1] != finished.losses[1]
 
 
 def test_statistics_of_a_pretrained_policy_are_kept(demos, tmp_path):
@@ -294,10 +323,7 @@ def test_too_many_bad_steps_stop_the_run_with_the_last_good_state_kept(demos, tm
     assert log.steps[3]["num_bad_steps"] == 1
 
 
-def test_ctrl_c_saves_and_the_run_goes_on(demos, tmp_path):
-    whole = Log()
-    train_bc(make_policy(), options(demos), tmp_path / "whole", whole, progress=False)
-
+def test_ctrl_c_saves_and_the_run_goes_on(demos, finished, tmp_path):
     class Interrupt(Log):
         def __call__(self, step, metrics):
             super().__call__(step, metrics)
@@ -306,11 +332,11 @@ def test_ctrl_c_saves_and_the_run_goes_on(demos, tmp_path):
 
     cut, rest = Interrupt(), Log()
     with pytest.raises(KeyboardInterrupt, match=r"stopped at step 2; saved"):
-        train_bc(make_policy(), options(demos), tmp_path / "cut", cut, progress=False)
+        train_bc(make_policy(), options(demos), tmp_path / "cut", cut, seed=5, progress=False)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (tmp_path / "cut" / "checkpoints" / "step_00000002").is_dir()
-    train_bc(make_policy(), options(demos), tmp_path / "cut", rest, progress=False)
-    assert {**cut.losses, **rest.losses} == whole.losses
+    train_bc(make_policy(), options(demos), tmp_path / "cut", rest, seed=5, progress=False)
+    assert {**cut.losses, **rest.losses} == finished.losses
 
 
 def test_datasets_that_do_not_fit(demos, tmp_path):
@@ -324,15 +350,14 @@ def test_datasets_that_do_not_fit(demos, tmp_path):
         train_bc(make_policy(), options(tmp_path / "none"), tmp_path, Log(), progress=False)
 
 
-def test_a_corrupt_checkpoint_is_skipped(demos, tmp_path):
-    whole = Log()
-    train_bc(make_policy(), options(demos, keep_checkpoints=5), tmp_path, whole, progress=False)
-    newest = list_checkpoints(tmp_path / "checkpoints")[-1] / "tensors.safetensors"
+def test_a_corrupt_checkpoint_is_skipped(demos, finished, tmp_path):
+    folder = finished.copy(tmp_path / "run")
+    newest = list_checkpoints(folder / "checkpoints")[-1] / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
     again = Log()
     with pytest.warns(UserWarning, match="skipping a broken checkpoint"):
-        train_bc(make_policy(), options(demos, keep_checkpoints=5), tmp_path, again, progress=False)
-    assert again.losses == {step: whole.losses[step] for step in (4, 5, 6)}
+        train_bc(make_policy(), options(demos, keep_checkpoints=5), folder, again, seed=5, progress=False)
+    assert again.losses == {step: finished.losses[step] for step in (4, 5, 6)}
 
 
 RUN = """

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import make_recipe, metrics, save_policy, save_small_policy, small_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms import losses
@@ -61,7 +61,7 @@ ONE = ("train.iterations=1", "train.groups=2", "train.group_size=4")
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    return save_policy(tmp_path_factory.mktemp("train") / "base")
+    return save_small_policy(tmp_path_factory.mktemp("train") / "base")
 
 
 def run_in(folder: Path, recipe, resume: bool = False) -> Path:
@@ -72,7 +72,9 @@ def run_in(folder: Path, recipe, resume: bool = False) -> Path:
 @pytest.fixture(scope="module")
 def whole(policy, tmp_path_factory) -> Path:
     """The folder of an uninterrupted run with everything on."""
-    recipe = make_recipe(policy, *STATEFUL, "train.evaluate=before_and_after", "eval.videos=1", "eval.temperatures=[1]")
+    recipe = small_recipe(
+        policy, *STATEFUL, "train.evaluate=before_and_after", "eval.videos=1", "eval.temperatures=[1]"
+    )
     return run_in(tmp_path_factory.mktemp("train") / "whole", recipe)
 
 
@@ -106,8 +108,8 @@ def test_the_folder_holds_all_that_came_of_the_run(whole, policy):
 def test_the_resolved_recipe_is_a_recipe_that_repeats_the_run(whole, policy):
     again = load_recipe(whole / "config.yaml")
     assert open_run(again, whole, resume=True) == whole
-    env_spec = again.env.env_spec()  # type: ignore[attr-defined]
-    assert again.policy.build(env_spec).config.action_bins == 5  # type: ignore[attr-defined]
+    built, saved = again.policy.build(again.env.env_spec()).state_dict(), load_policy(policy).state_dict()  # type: ignore[attr-defined]
+    assert all(torch.equal(built[name], saved[name]) for name in saved)
 
 
 def test_what_is_logged(whole):
@@ -135,7 +137,7 @@ class _Killed(BaseException):
 
 
 def test_a_run_cut_off_anywhere_goes_on_and_equals_the_uninterrupted_one(whole, policy, tmp_path, monkeypatch):
-    recipe = make_recipe(policy, *STATEFUL)
+    recipe = small_recipe(policy, *STATEFUL)
     folder = open_run(recipe, tmp_path / "cut", False)
     finish = TrainingRun.finish_iteration
 
@@ -163,9 +165,11 @@ def test_a_finished_run_resumes_to_its_end_and_another_recipe_does_not(whole, po
     folder = tmp_path / "copy"
     shutil.copytree(whole, folder)
     (folder / "policy" / "model.safetensors").unlink()
-    recipe = make_recipe(policy, *STATEFUL, "train.evaluate=before_and_after", "eval.videos=1", "eval.temperatures=[1]")
+    recipe = small_recipe(
+        policy, *STATEFUL, "train.evaluate=before_and_after", "eval.videos=1", "eval.temperatures=[1]"
+    )
     with pytest.raises(ConfigError, match=r"there algo\.lr: 0\.001, here algo\.lr: 0\.01"):
-        open_run(make_recipe(policy, *STATEFUL, "algo.lr=0.01"), folder, resume=True)
+        open_run(small_recipe(policy, *STATEFUL, "algo.lr=0.01"), folder, resume=True)
     with pytest.raises(ConfigError, match="is not empty"):
         open_run(recipe, folder, resume=False)
     run_in(folder, recipe, resume=True)
@@ -173,12 +177,12 @@ def test_a_finished_run_resumes_to_its_end_and_another_recipe_does_not(whole, po
 
 
 def test_a_finished_run_that_is_given_more_iterations_equals_one_that_had_them_at_once(policy, tmp_path):
-    options = ("sampling.kind=vade", "algo.optimizer=muon", "algo.kl_coef=0.01")
-    short = run_in(tmp_path / "short", make_recipe(policy, *options, "train.iterations=2"))
+    options = ("sampling={kind: vade, first_state: 18, train_states: 2}", "algo.optimizer=muon", "algo.kl_coef=0.01")
+    short = run_in(tmp_path / "short", small_recipe(policy, *options, "train.iterations=2"))
     longer = ("train.iterations=4", "train.save_every=2", "log.tensorboard=true", "device=cpu")
-    grown = make_recipe(policy, *options, *longer)
+    grown = small_recipe(policy, *options, *longer)
     train(grown, open_run(grown, short, resume=True, free=("train.iterations",)), resume=True)
-    whole = run_in(tmp_path / "whole", make_recipe(policy, *options, "train.iterations=4"))
+    whole = run_in(tmp_path / "whole", small_recipe(policy, *options, "train.iterations=4"))
     assert metrics(short) == metrics(whole) and weights(short / "policy") == weights(whole / "policy")
     (change,) = read_changes(RunFolder(short))
     assert change["after"] == 2 and change["changed"]["train.iterations"] == {"from": 2, "to": 4}
@@ -187,10 +191,10 @@ def test_a_finished_run_that_is_given_more_iterations_equals_one_that_had_them_a
 
 def test_a_schedule_belongs_to_the_recipe_and_is_not_stretched(policy, tmp_path):
     options = ("algo.decay_iterations=2", "train.iterations=2")
-    folder = run_in(tmp_path / "run", make_recipe(policy, *options))
+    folder = run_in(tmp_path / "run", small_recipe(policy, *options))
     with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 2: .*a resumed run keeps its schedule"):
-        make_recipe(policy, *options, "train.iterations=4")
-    stretched = make_recipe(policy, "algo.decay_iterations=4", "train.iterations=4")
+        small_recipe(policy, *options, "train.iterations=4")
+    stretched = small_recipe(policy, "algo.decay_iterations=4", "train.iterations=4")
     with pytest.raises(ConfigError, match=r"there algo\.decay_iterations: 2, here algo\.decay_iterations: 4"):
         open_run(stretched, folder, resume=True, free=("train.iterations",))
 
@@ -199,7 +203,7 @@ def test_the_best_by_validation_is_kept(policy, tmp_path, monkeypatch):
     rates = iter([math.nan, 0.5, 0.8, 0.8, 0.2])
     monkeypatch.setattr(training, "evaluate", lambda *a, **k: _fake_evaluation(next(rates)))
     options = ("train.iterations=5", "train.groups=2", "train.allow_no_success=true", "train.keep_checkpoints=9")
-    folder = run_in(tmp_path / "run", make_recipe(policy, *options, "train.validate_every=1", "train.keep=best"))
+    folder = run_in(tmp_path / "run", small_recipe(policy, *options, "train.validate_every=1", "train.keep=best"))
     _, state = load_checkpoint(folder / "checkpoints" / "step_00000005")
     assert state["best"] == [0.8, 3]
     at = {step: is_policy_of(folder / "policy", folder / "checkpoints" / f"step_0000000{step}") for step in (2, 3, 5)}
@@ -212,12 +216,12 @@ def _fake_evaluation(sampled: float) -> Any:
 
 def test_keeping_the_best_needs_validation(policy):
     with pytest.raises(ConfigError, match="train: keep 'best' needs validate_every"):
-        make_recipe(policy, "train.keep=best")
+        small_recipe(policy, "train.keep=best")
 
 
 def test_validation_leaves_no_trace_in_the_training(whole, policy, tmp_path):
     options = [o for o in STATEFUL if "valid" not in o and "keep" not in o]
-    folder = run_in(tmp_path / "run", make_recipe(policy, *options))
+    folder = run_in(tmp_path / "run", small_recipe(policy, *options))
     assert metrics(folder) == [row for row in metrics(whole) if "train/success" in row]
 
 
@@ -226,8 +230,8 @@ def test_validation_leaves_no_trace_in_the_training(whole, policy, tmp_path):
 
 def test_a_policy_that_never_succeeds_is_refused_unless_allowed(policy, tmp_path, capsys):
     with pytest.raises(NoSuccessError, match=r"solved none of 6 .* temperature 1, .*nothing to learn from"):
-        run_in(tmp_path / "refused", make_recipe(policy, *HOPELESS))
-    recipe = make_recipe(policy, *HOPELESS, "train.allow_no_success=true", "log.console=true", "train.evaluate=after")
+        run_in(tmp_path / "refused", small_recipe(policy, *HOPELESS))
+    recipe = small_recipe(policy, *HOPELESS, "train.allow_no_success=true", "log.console=true", "train.evaluate=after")
     folder = run_in(tmp_path / "allowed", recipe)
     (row,) = metrics(folder)
     assert row["train/success"] == 0 and row["update/num_steps"] == 0
@@ -244,7 +248,7 @@ class Imagined(DummyConfig):
 
 
 def test_in_imagination_alone_it_is_said_too(policy, tmp_path):
-    recipe = make_recipe(
+    recipe = small_recipe(
         policy, *HOPELESS, f"env={{kind: '{__name__}:Imagined', num_envs: 4, tasks: [reach_red], horizon: 1}}"
     )
     with pytest.raises(NoSuccessError, match=r"solved none of 6 .* nothing to learn from\. Train it longer"):
@@ -252,7 +256,7 @@ def test_in_imagination_alone_it_is_said_too(policy, tmp_path):
 
 
 def test_resampling_respects_its_budget(policy, tmp_path):
-    recipe = make_recipe(policy, *HOPELESS, "train.resample_budget=2", "train.allow_no_success=true")
+    recipe = small_recipe(policy, *HOPELESS, "train.resample_budget=2", "train.allow_no_success=true")
     with TrainingRun(recipe, tmp_path, resume=False) as run:
         episodes = run.roll_out()
     assert len(episodes) == (3 + 2) * 2
@@ -265,13 +269,13 @@ def test_lost_episodes_are_not_failures(policy, tmp_path, monkeypatch):
     real = runner.collect
     monkeypatch.setattr(runner, "collect", lambda *a, **k: [replace(e, lost=True) for e in real(*a, **k)])
     with pytest.raises(ValueError, match="no episode to learn from: all 8 of the rollout were lost"):
-        run_in(tmp_path / "run", make_recipe(policy, *ONE))
+        run_in(tmp_path / "run", small_recipe(policy, *ONE))
 
 
 def test_shuffled_rewards_permutes_advantages_and_nothing_else(policy, tmp_path):
     dealt = {}
     for control in ("none", "shuffled_rewards"):
-        recipe = make_recipe(policy, f"train.control={control}", "algo.filter_groups=false")
+        recipe = small_recipe(policy, f"train.control={control}", "algo.filter_groups=false")
         with TrainingRun(recipe, tmp_path / control, resume=False) as run:
             episodes = run.roll_out()
             batch = run.learner.prepare(episodes)
@@ -306,7 +310,7 @@ def test_nan_stops_the_run_and_the_last_good_policy_is_kept(policy, tmp_path, mo
     problem = {"loss": "1 steps in a row had a NaN or infinite loss", "weight": "an update made weights NaN"}[what]
     advice = rf"{problem}.* in iteration 1.*smaller algo\.lr.*policy\.path=.*last_good and these changes"
     with pytest.raises(TrainingDivergedError, match=advice):
-        run_in(folder, make_recipe(policy, "algo.max_bad_steps=1", "train.iterations=2"))
+        run_in(folder, small_recipe(policy, "algo={max_bad_steps: 1, minibatch_size: 64}", "train.iterations=2"))
     assert is_policy_of(folder / "last_good", first) and not is_policy_of(policy, first)
 
 
@@ -323,7 +327,7 @@ def test_disk_full_while_saving_leaves_the_earlier_checkpoint_whole(policy, tmp_
     with pytest.raises(
         DiskFullError, match=r"disk full while writing the checkpoint .*step_00000002 .*Free some space"
     ):
-        run_in(tmp_path / "run", make_recipe(policy, "train.iterations=2", "train.groups=2"))
+        run_in(tmp_path / "run", small_recipe(policy, "train.iterations=2", "train.groups=2"))
     (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert kept.name == "step_00000001"
     check_whole(kept)
@@ -337,7 +341,7 @@ def test_ctrl_c_finishes_the_iteration_and_saves_it(policy, tmp_path, monkeypatc
         return real(*args, **kwargs)
 
     monkeypatch.setattr(runner, "collect", interrupted)
-    recipe = make_recipe(policy, "train.save_every=4")
+    recipe = small_recipe(policy, "train.save_every=4")
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", recipe)
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
@@ -353,13 +357,13 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "collect", impatient)
     with pytest.raises(KeyboardInterrupt):
-        run_in(tmp_path / "run", make_recipe(policy))
+        run_in(tmp_path / "run", small_recipe(policy))
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")
 
 
 def test_a_recipe_without_an_algorithm_is_refused(policy, tmp_path):
     with pytest.raises(ConfigError, match=r"algo: got None\. A section is needed"):
-        TrainingRun(make_recipe(policy, "algo=null"), tmp_path, resume=False)
+        TrainingRun(small_recipe(policy, "algo=null"), tmp_path, resume=False)
 
 
 # --- in processes of their own -------------------------------------------------------------------
@@ -403,9 +407,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ctrl_c_in_a_terminal_exits_130_and_leaves_no_process(policy, tmp_path):
+def test_ctrl_c_in_a_terminal_exits_130_and_leaves_no_process(tmp_path):
     recipe_file, folder = tmp_path / "tiny.yaml", tmp_path / "run"
-    recipe_file.write_text(dump_yaml(make_recipe(policy, "env.num_workers=1", "train.iterations=1000")))
+    recipe = make_recipe(save_policy(tmp_path / "base"), "env.num_workers=1", "train.iterations=1000")
+    recipe_file.write_text(dump_yaml(recipe))
     process = start(recipe_file, folder)
     wait_for(lambda: num_logged(folder) >= 2, process, "its second iteration")
     workers = children(process.pid)
@@ -425,9 +430,9 @@ def test_ctrl_c_in_a_terminal_exits_130_and_leaves_no_process(policy, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_sigkill_at_random_moments(policy, tmp_path):
+def test_sigkill_at_random_moments(tmp_path):
     options = [o for o in STATEFUL if "keep" not in o]
-    recipe = make_recipe(policy, *options, "train.iterations=12", "train.save_every=2")
+    recipe = make_recipe(save_policy(tmp_path / "base"), *options, "train.iterations=12", "train.save_every=2")
     recipe_file = tmp_path / "tiny.yaml"
     recipe_file.write_text(dump_yaml(recipe))
     run_in(tmp_path / "whole", recipe)
