@@ -16,10 +16,10 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.types import EpisodeSpec
 
-ENV = DummyConfig.model_validate({"num_envs": 8, "tasks": ["reach_red"], "horizon": 12})
+ENV = DummyConfig.model_validate({"num_envs": 8, "tasks": ["reach_red"], "horizon": 8})
 TINY = {"image_size": 32, "action_bins": 5, "chunk_size": 4, "precision": "fp32", "cameras": ["agentview"]}
-SPECS = [EpisodeSpec("reach_red", "eval", index) for index in range(8)]
-SEEDS = [100 + index for index in range(8)]
+SPECS = [EpisodeSpec("reach_red", "eval", index) for index in range(4)]
+SEEDS = [100 + index for index in range(4)]
 
 
 def openvla(**options: Any) -> Policy:
@@ -65,16 +65,16 @@ def actions(policy: Policy, num_envs: int, order: list[int]) -> list[np.ndarray]
 )
 def test_a_policys_sampled_actions_are_the_same_in_any_batch(options: dict[str, Any]) -> None:
     policy = (smolvla if "sampling" in options else openvla)(**options)
-    alone = actions(policy, 1, list(range(8)))
-    assert len({chunk.tobytes() for chunk in alone}) == 8, "episodes differ from one another"
-    for num_envs, order in ((3, list(range(8))), (8, list(range(8))), (3, [5, 0, 7, 2])):
+    alone = actions(policy, 1, list(range(4)))
+    assert len({chunk.tobytes() for chunk in alone}) == 4, "episodes differ from one another"
+    for num_envs, order in ((3, list(range(4))), (4, list(range(4))), (2, [3, 0, 2])):
         expected = [alone[i] for i in sorted(order)]
         for ours, theirs in zip(actions(policy, num_envs, order), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_an_evaluation_is_the_same_whatever_runs_at_a_time_and_beside_it() -> None:
-    policy = openvla()
+    policy, longer = openvla(), ENV.model_copy(update={"horizon": 12})  # So that some episodes succeed.
 
     def outcomes(num_envs: int, **options: Any) -> dict[tuple[int, int], tuple[bool, int]]:
         values = {
@@ -84,7 +84,7 @@ def test_an_evaluation_is_the_same_whatever_runs_at_a_time_and_beside_it() -> No
             "videos": 0,
             "num_envs": num_envs,
         }
-        found = evaluate(policy, ENV, EvalConfig.model_validate({**values, **options})).episodes
+        found = evaluate(policy, longer, EvalConfig.model_validate({**values, **options})).episodes
         return {(e.index, e.sample): (e.success, e.steps) for e in found}
 
     alone = outcomes(1)

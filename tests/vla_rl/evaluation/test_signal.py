@@ -88,12 +88,12 @@ def test_group_correlation_leaves_out_what_states_differ_in() -> None:
 def test_the_calibration_errors_interval(off: float) -> None:
     """It holds the truth most of the time; near 0 it errs to the high side, which is the safe one."""
     rng, held, high = np.random.default_rng(2), 0, []
-    for _ in range(40):
+    for _ in range(20):
         probability = rng.uniform(0, 0.8, 400)
         real = rng.random(400) < probability + off
         found = calibration_interval(probability, real, np.arange(400), 10)
         assert 0 <= found.low <= calibration(probability, real, 10).error
         held += found.high >= off and (off == 0 or found.low <= off)
         high.append(found.high)
-    assert held >= 34
+    assert held >= 17
     assert off < np.mean(high) < off + 0.1

@@ -10,11 +10,12 @@ from vla_rl.offpolicy.candidates import SeveralChunksPolicy, embed_and_draw
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
 
-SPEC = fake_env_spec()
+SPEC = fake_env_spec(image_size=32)
 
 
 def policy_of(decoder: str):
-    config = OpenVLAConfig.model_validate({"kind": "openvla", "decoder": decoder, "chunk_size": 2, "precision": "fp32"})
+    options = {"decoder": decoder, "chunk_size": 2, "image_size": 32, "precision": "fp32"}
+    config = OpenVLAConfig.model_validate(options)
     policy = config.build(SPEC)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     return policy.eval()

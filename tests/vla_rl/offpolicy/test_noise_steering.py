@@ -23,8 +23,8 @@ from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.types import ActionChunk, Observation
 
 SPEC = fake_env_spec()
-CRITIC = {"hidden": 32, "batch_size": 128, "lr": 3e-3, "members": 2, "discount": 1.0}
-NOISE = {"hidden": 32, "lr": 3e-3, "scale": 2.0}
+CRITIC = {"hidden": 32, "batch_size": 128, "lr": 6e-3, "members": 2, "discount": 1.0}
+NOISE = {"hidden": 32, "lr": 6e-3, "scale": 2.0}
 
 
 class Twice(nn.Module, Policy):
@@ -90,7 +90,7 @@ def learn(learner: OffPolicyLearner, data: Transitions, folder: Path, updates: i
 def test_the_noise_that_succeeds_is_found_and_the_policy_stays_as_it_was(region, tmp_path) -> None:
     data, base = logged(region), Twice()
     learner, before = learner_of(data), {k: v.clone() for k, v in base.state_dict().items()}
-    found = learn(learner, data, tmp_path, 500)
+    found = learn(learner, data, tmp_path, 150)
     assert learner.noise is not None
     policy = SteeredPolicy(base, learner.networks, learner.noise.actor)
     obs = fake_observation(SPEC, 40)
@@ -133,7 +133,7 @@ def test_an_earlier_decision_is_worth_what_the_actor_will_make_of_the_next(tmp_p
     value = {}
     for targets in ("td", "actor"):
         learner = learner_of(data, targets=targets, target_decay=0.95)
-        learn(learner, data, tmp_path / targets, 500)
+        learn(learner, data, tmp_path / targets, 150)
         value[targets] = learner.values(data)[~late].mean()
     assert value["td"] == pytest.approx(0.475, abs=0.1), "the mean of .9 and .05"
     assert value["actor"] > 0.75

@@ -17,7 +17,7 @@ from vla_rl.offpolicy.replay import Replay
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.recipe.hil_config import HilConfig
 
-CRITIC = {"hidden": 16, "batch_size": 128, "lr": 5e-3, "discount": 0.9, "members": 2, "target_decay": 0.95}
+CRITIC = {"hidden": 16, "batch_size": 128, "lr": 1e-2, "discount": 0.9, "members": 2, "target_decay": 0.9}
 RIGHT, WRONG = 0.9, 0.1  # Success after a second chunk above zero, and below.
 
 
@@ -67,7 +67,7 @@ def learn(learner: OffPolicyLearner, data: Transitions, folder: Path, updates: i
 def test_the_first_decision_is_worth_what_the_second_will_be(targets: str, expected: float, tmp_path: Path) -> None:
     data = second_counts()
     learner = learner_of(data, critic={"targets": targets})
-    learn(learner, data, tmp_path, 400)
+    learn(learner, data, tmp_path, 120)
     value, first = learner.values(data), data.elapsed == 0
     assert value[first].mean() == pytest.approx(expected, abs=0.06)
     for sign, rate in ((1, RIGHT), (-1, WRONG)):
@@ -97,9 +97,9 @@ def rising(num_decisions: int = 600) -> Transitions:
 
 def test_edits_go_where_q_rises_and_no_farther_than_allowed(tmp_path: Path) -> None:
     data = rising()
-    learner = learner_of(data, method="edits", edits={"scale": 0.5, "hidden": 16, "lr": 3e-3})
+    learner = learner_of(data, method="edits", edits={"scale": 0.5, "hidden": 16, "lr": 6e-3})
     assert learner.editor is not None
-    found = learn(learner, data, tmp_path, 300)
+    found = learn(learner, data, tmp_path, 100)
     own = torch.linspace(-1, 1, 50)[:, None]
     with torch.no_grad():
         place = learner.networks.normal_place(torch.ones(50, 1))
