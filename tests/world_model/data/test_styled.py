@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit import ENV, collect, config, stop_fitting, weights
+from dummy_fit import ENV, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError

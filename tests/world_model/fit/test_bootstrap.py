@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, MODEL, collect, config, stop_fitting, weights
+from dummy_fit import ENV, MODEL, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig
@@ -22,11 +20,6 @@ from world_model.metadata import WorldModelMetadata
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 from world_model.stage_config import BootstrapConfig
-
-
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    return collect(tmp_path_factory.mktemp("bootstrap") / "episodes", noise=1.5, noise_hold=4)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dummy_fit import ENV, MODEL
 
-from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.data.episodes import open_episodes
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig
@@ -20,21 +19,7 @@ from world_model.fit.data import FitData
 from world_model.fit.fit import fit
 from world_model.model.world_model import load_world_model
 
-ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
-MODEL = {
-    "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
-    "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
-    "success": {"width": 32, "depth": 1},
-    "frame_steps": 4,
-}
 STAGE, NONE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}, {"steps": 0}
-
-
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("cross_fit") / "episodes"
-    collect_dataset(ENV, CollectConfig(dataset=str(folder), episodes_per_task=24, noise=1.5, noise_hold=4, keep="all"))
-    return folder
 
 
 def config(episodes: Path, **options: Any) -> FitConfig:
@@ -43,7 +28,7 @@ def config(episodes: Path, **options: Any) -> FitConfig:
     return FitConfig.model_validate(values | options)
 
 
-def test_every_episode_teaches_and_chooses(episodes, tmp_path, monkeypatch):
+def test_every_episode_teaches_and_chooses(episodes, held_out, tmp_path, monkeypatch):
     scored: list[set[str]] = []
     replay = fit_module.replay_logits
 
@@ -58,10 +43,7 @@ def test_every_episode_teaches_and_chooses(episodes, tmp_path, monkeypatch):
     assert [len(states) for states in scored] == [12, 12], "each episode by the fold that left it out, and never again"
     assert scored[0].isdisjoint(scored[1])
     assert not (tmp_path / "run" / "folds").exists()
-    others = tmp_path / "others"
-    collected = {"episodes_per_task": 24, "noise": 1.5, "noise_hold": 4, "keep": "all", "start_index": 500}
-    collect_dataset(ENV, CollectConfig.model_validate({"dataset": str(others), **collected}))
-    whole = config(episodes, cross_fit=0, calibrate_on=str(others))
+    whole = config(episodes, cross_fit=0, calibrate_on=str(held_out))
     same = load_world_model(fit(whole, ENV.env_spec(), tmp_path / "whole", seed=1))
     for name, tensor in fitted.dynamics.state_dict().items():
         assert np.array_equal(tensor, same.dynamics.state_dict()[name]), "the result is fitted on all of them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_fit import KEPT, SPEC, STAGE, collect, config, stop_fitting, weights
+from dummy_fit import KEPT, SPEC, STAGE, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError
 from world_model.config import DynamicsConfig, TransformerConfig, WanConfig
@@ -13,11 +13,6 @@ from world_model.fit.distillation import check_distillation
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
-
-
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    return collect(tmp_path_factory.mktemp("distillation") / "episodes", noise=1.5, noise_hold=4)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dummy_fit import ENV, KEPT, MODEL, SPEC, STAGE, collect, config, fit_with_stops, stop_fitting, weights
 from typer.testing import CliRunner, Result
 
 from sim.dummy import DummyConfig
@@ -19,10 +19,8 @@ from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.metrics import read_metrics
-from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.types import EnvSpec
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.config import ImaginationConfig
 from world_model.env.reward import check_reward
 from world_model.fit import fit as fit_module
@@ -35,51 +33,10 @@ from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust
 from world_model.trust.report import TrustReport
 
-ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
-SPEC = ENV.env_spec()
-MODEL = {
-    "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
-    "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
-    "success": {"width": 32, "depth": 1},
-    "frame_steps": 4,
-}
-# Options of a fit on top of another that leaves its parts as they are.
-KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
-STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
 
-
-def collect(folder: Path, **options: Any) -> Path:
-    collect_dataset(
-        ENV, CollectConfig.model_validate({"dataset": str(folder), "episodes_per_task": 24, "keep": "all", **options})
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    """Of a noisy expert, which fails now and then."""
-    return collect(tmp_path_factory.mktemp("fit") / "episodes", noise=1.5, noise_hold=4)
-
-
-def config(episodes: Path, **options: Any) -> FitConfig:
-    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 4, "holdout": 0.5, "save_every": 2}
-    values |= {"autoencoder": STAGE, "dynamics": STAGE, "success": STAGE, "precision": "fp32"}
-    values |= {"max_false_success": 0.99, "min_failures": 1}
-    return FitConfig.model_validate(values | options)
-
-
-@pytest.fixture(scope="module")
-def fitted(episodes, tmp_path_factory) -> Path:
-    return fit(config(episodes), ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
-
-
-@pytest.fixture(scope="module")
-def held_out(tmp_path_factory) -> Path:
-    return collect(tmp_path_factory.mktemp("fit") / "held_out", noise=1.5, noise_hold=4, start_index=700)
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+@pytest.fixture
+def fitted(plain) -> Path:
+    return plain
 
 
 def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
@@ -89,47 +46,6 @@ def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
     assert metadata.calibration["num_episodes"] == 12 and 0 < metadata.calibration["num_failures"] < 12
     assert metadata.success_threshold == metadata.calibration["success_threshold"]
     assert not (fitted.parent / "checkpoints").exists()
-
-
-def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
-    """Fits stop after so many updates; the list's only entry is how many are left, and may be set."""
-    take_step, budget = Trainer.step, [updates]
-
-    def stopping(self: Trainer, loss: Loss) -> dict[str, float]:
-        if budget[0] == 0:
-            raise KeyboardInterrupt
-        budget[0] -= 1
-        return take_step(self, loss)
-
-    monkeypatch.setattr(Trainer, "step", stopping)
-    return budget
-
-
-def keep_killed(monkeypatch: pytest.MonkeyPatch, run: Path, stage: str) -> None:
-    """Keep a copy of the run's folder as a kill would have left it after the first checkpoint of a stage."""
-    save = fit_module.save_checkpoint
-
-    def keeping(path: Path, *state: Any) -> Path:
-        saved = save(path, *state)
-        if path.parent.name == stage and not (killed := run.with_name("killed")).exists():
-            shutil.copytree(run, killed)
-        return saved
-
-    monkeypatch.setattr(fit_module, "save_checkpoint", keeping)
-
-
-def fit_with_stops(options: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stopped in the middle of each stage in turn."""
-    budget = stop_fitting(monkeypatch, 0)
-    for tries in range(10):
-        budget[0] = 2 if tries % 2 == 0 else 1
-        try:
-            result = fit(options, ENV.env_spec(), run, seed=1)
-        except KeyboardInterrupt:
-            continue
-        assert tries == 7, "four stages of three updates, each stopped after two of them"
-        return result
-    raise AssertionError("never finished")
 
 
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def episodes(tmp_path_factory) -> Path:
 def refitted(episodes: Path, folder: Path, **options: Any) -> tuple[WorldModel, WorldModelMetadata]:
     values = {"datasets": str(episodes), "start_from": "pretrained:tabletop", "holdout": 0.7, "clip_frames": 3}
     values |= {"autoencoder": {"steps": 0}, "dynamics": GENTLE, "success": GENTLE, "precision": "fp32"}
-    values |= {"max_false_success": 0.99, "min_failures": 1, "imagined_episodes": 2}
+    values |= {"max_false_success": 0.99, "min_failures": 1, "imagined_episodes": 2, "sampling_steps": 1}
     world_model = load_world_model(fit(FitConfig.model_validate(values | options), ENV.env_spec(), folder))
     return world_model, world_model.metadata
 
@@ -63,8 +63,8 @@ def test_a_ruinous_refit_is_put_back_and_said(episodes, tmp_path, caplog, part, 
 
 
 def test_a_ruinous_distillation_is_put_back_with_its_steps_of_the_flow(episodes, tmp_path, caplog):
-    none = {"steps": 0}
-    world_model, metadata = refitted(episodes, tmp_path / "run", dynamics=none, success=none, distillation=RUINOUS)
+    none = {"dynamics": {"steps": 0}, "success": {"steps": 0}, "sampling_steps": None}
+    world_model, metadata = refitted(episodes, tmp_path / "run", **none, distillation=RUINOUS)
     assert metadata.refits.keys() == {"distillation"} and metadata.refits["distillation"]["put_back"]
     assert "world_model.distillation: the fit made it worse" in caplog.text
     start = load_world_model("pretrained:tabletop")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_fit import KEPT, SPEC, collect, config, keep_killed, weights
+from dummy_fit import KEPT, SPEC, config, keep_killed, weights
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
@@ -24,16 +24,6 @@ from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Actions
 
 INVERSE = {"steps": 60, "batch_size": 16, "lr": 6e-3, "warmup_steps": 5}
-
-
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    return collect(tmp_path_factory.mktemp("inverse") / "episodes", noise=1.5, noise_hold=4)
-
-
-@pytest.fixture(scope="module")
-def plain(episodes, tmp_path_factory) -> Path:
-    return fit(config(episodes), SPEC, tmp_path_factory.mktemp("inverse") / "plain", seed=1)
 
 
 @pytest.fixture(scope="module")

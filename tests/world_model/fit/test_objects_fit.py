@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, KEPT, collect, config, keep_killed, weights
+from dummy_fit import ENV, KEPT, collect, config, keep_killed, weights
 from toy import through_a_file
 
 from vla_rl.config import ConfigError, validate

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, KEPT, SPEC, collect, config, stop_fitting, weights
+from dummy_fit import ENV, KEPT, SPEC, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
@@ -25,14 +25,9 @@ from world_model.model.world_model import load_world_model
 POSTERIOR = {"steps": 3, "batch_size": 5, "members": 2, "rank": 2, "warmup_steps": 1}
 
 
-@pytest.fixture(scope="module")
-def episodes(tmp_path_factory) -> Path:
-    return collect(tmp_path_factory.mktemp("posterior") / "episodes", noise=1.5, noise_hold=4)
-
-
-@pytest.fixture(scope="module")
-def base(episodes, tmp_path_factory) -> Path:
-    return fit(config(episodes), SPEC, tmp_path_factory.mktemp("posterior") / "base", seed=1)
+@pytest.fixture
+def base(plain) -> Path:
+    return plain
 
 
 def on_top(episodes: Path, start: Path, folder: Path, **options: Any) -> Path:

@@ -48,7 +48,7 @@ def fit(autoencoder: TinyAutoencoder, steps: int, low_precision: bool = False) -
         return autoencoder.loss(images, background, torch.Generator().manual_seed(step))
 
     losses: list[float] = []
-    config = StageConfig(steps=steps, lr=5e-3, warmup_steps=5)
+    config = StageConfig(steps=steps, lr=1.5e-2, warmup_steps=5)
     trainer = stage_trainer(autoencoder, config, "autoencoder", low_precision)
     trainer.run(loss, lambda _, metrics: losses.append(metrics["loss"]))
     return losses
@@ -110,7 +110,7 @@ def test_it_starts_as_principal_components() -> None:
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_it_learns_to_draw_the_square(low_precision: bool) -> None:
     tiny, (images, background) = make_tiny(), squares(16, 10**6)
-    losses = fit(tiny, 120, low_precision)
+    losses = fit(tiny, 40, low_precision)
     tiny.calibrate(images)
     drawn = tiny.decode(tiny.encode(images))
     assert losses[-1] < 0.4 * losses[0]

@@ -27,13 +27,14 @@ def imagined(dynamics: Dynamics) -> Frames:
     return dynamics.imagine(context, clip.actions.at(slice(2, 4)), noise)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "device"),
     [
-        ("eager", torch.device("cpu")),  # Each is one graph, whatever is made of it.
-        pytest.param("inductor", torch.device("cpu"), marks=pytest.mark.slow),
-        pytest.param("inductor", CUDA, marks=pytest.mark.slow),  # What CUDA is called with; on a CPU it makes no graph.
+        ("aot_eager", torch.device("cpu")),
+        ("inductor", torch.device("cpu")),
+        ("inductor", CUDA),  # What CUDA is called with; on a CPU it makes no graph.
     ],
 )
 @torch.no_grad()

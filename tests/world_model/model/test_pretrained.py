@@ -24,11 +24,12 @@ from world_model.trust.types import LoggedEpisode
 def episodes(tmp_path_factory) -> list[LoggedEpisode]:
     """Of the noisy scripted expert on states that nothing was fitted on."""
     folder = tmp_path_factory.mktemp("pretrained") / "episodes"
-    env = TabletopConfig(num_envs=5, steps_after_success=8)
+    tasks = ("push_to_zone", "pick_place", "stack")
+    env = TabletopConfig(num_envs=3, tasks=tasks, steps_after_success=8)
     collect_dataset(
         env,
         CollectConfig(
-            dataset=str(folder), episodes_per_task=2, split="validation", start_index=9000, noise=0.3, keep="all"
+            dataset=str(folder), episodes_per_task=3, split="validation", start_index=9000, noise=0.3, keep="all"
         ),
     )
     spec = env.env_spec()
