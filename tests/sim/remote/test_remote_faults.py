@@ -81,9 +81,10 @@ def run_with_fault(envs: list[PoolVecEnv], fault: str, num_hosts: int = 2, **opt
         ("hang", r"gave no answer for 2 s \(env.step_timeout\) and was killed.*in _hang"),
         ("stop", r"gave no answer for 2 s \(env.step_timeout\) and was killed"),
         ("raise", r"environment 1 \(host 1\) failed in a step.*ArithmeticError: the solver diverged"),
-        ("exit", r"environment 1 \(host 1\) failed in a step.*SystemExit: no license"),
+        pytest.param(
+            "exit", r"environment 1 \(host 1\) failed in a step.*SystemExit: no license", marks=pytest.mark.slow
+        ),
         ("nan", r"environment 1 \(host 1\) failed in a step.*the reward or the state is not finite.*nan"),
-        ("reward", r"environment 1 \(host 1\) failed in a step.*the reward or the state is not finite.*nan"),
     ],
 )
 def test_an_episode_that_breaks_is_lost_and_says_why(
@@ -95,7 +96,7 @@ def test_an_episode_that_breaks_is_lost_and_says_why(
     assert re.search(message, caplog.text, re.DOTALL), caplog.text
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan"])
+@pytest.mark.parametrize("fault", ["raise", "reward"])
 def test_environments_in_the_same_process_go_on(envs: list[PoolVecEnv], fault: str) -> None:
     assert run_with_fault(envs, fault, num_hosts=1).lost.tolist() == [False, True]
 
