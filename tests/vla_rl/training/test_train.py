@@ -214,9 +214,11 @@ def _fake_evaluation(sampled: float) -> Any:
     return SimpleNamespace(rate=lambda mode: SimpleNamespace(rate=sampled if mode == "sampled" else 0.0))
 
 
-def test_keeping_the_best_needs_validation(policy):
+def test_rl_needs_an_algorithm_and_keeping_the_best_needs_validation(policy):
     with pytest.raises(ConfigError, match="train: keep 'best' needs validate_every"):
         small_recipe(policy, "train.keep=best")
+    with pytest.raises(ConfigError, match=r"algo: got None\. A section is needed"):
+        small_recipe(policy, "algo=null")
 
 
 def test_validation_leaves_no_trace_in_the_training(whole, policy, tmp_path):
@@ -359,11 +361,6 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", small_recipe(policy))
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")
-
-
-def test_a_recipe_without_an_algorithm_is_refused(policy, tmp_path):
-    with pytest.raises(ConfigError, match=r"algo: got None\. A section is needed"):
-        TrainingRun(small_recipe(policy, "algo=null"), tmp_path, resume=False)
 
 
 # --- in processes of their own -------------------------------------------------------------------
