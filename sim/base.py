@@ -138,15 +138,6 @@ class SimConfig(EnvConfig):
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
     perturb_axes: ClassVar[tuple[str, ...]] = ()  # See `sim.perturb`.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_on_gpu(cls, values: Any) -> Any:
-        """on_gpu=never is what render_devices=cpu is now; recipes saved with it are still read."""
-        if not isinstance(values, Mapping) or "on_gpu" not in values:
-            return values
-        rest = {name: value for name, value in values.items() if name != "on_gpu"}
-        return {**rest, "render_devices": "cpu"} if values["on_gpu"] == "never" else rest
-
     @field_validator("render_devices", mode="before")
     @classmethod
     def _read_devices(cls, value: Any) -> Any:

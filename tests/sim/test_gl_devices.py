@@ -69,10 +69,10 @@ def test_option_reads_words_numbers_and_what_older_recipes_say() -> None:
     def read(**values):
         return validate(DummyConfig, values, prefix="env").render_devices
 
-    assert read() == read(render_devices=[]) == read(on_gpu="auto", render_devices=[]) == "auto"
+    assert read() == read(render_devices=[]) == "auto"
     assert read(render_devices=2) == (2,)
     assert read(render_devices=[0, 1]) == (0, 1)
-    assert read(render_devices="cpu") == read(on_gpu="never") == "cpu"
+    assert read(render_devices="cpu") == "cpu"
     with pytest.raises(ConfigError, match=r"env\.render_devices.*'gpu'"):
         read(render_devices="gpu")
 
