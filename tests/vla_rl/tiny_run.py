@@ -4,6 +4,7 @@ a policy of one small network."""
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save_small_policy(folder: Path, seed: int = 0) -> Path:
 
 def tiny_values(policy: Path, *overrides: str, kind: str = "openvla") -> dict[str, Any]:
     """`RECIPE` for a saved policy, with `key=value` on top, without what the kind of run that they ask for has not."""
-    values = apply_overrides({**RECIPE, "policy": {"kind": kind, "path": str(policy)}}, overrides)
+    values = apply_overrides({**deepcopy(RECIPE), "policy": {"kind": kind, "path": str(policy)}}, overrides)
     run = str(values["run"])
     sections = recipe_class(run).model_fields if run in RUNS else values
     return {name: value for name, value in values.items() if name in sections or name not in RECIPE}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_report import run, video  # noqa: F401  (fixtures)
 
-from vla_rl.evaluation.gate import GateCheck
+from vla_rl.evaluation.gate import GateCheck, Pooled
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.report.imagination import rounds
@@ -74,7 +74,9 @@ def test_the_gates_checks_are_told(imagined):
         decision="better", gained=9, lost=1, tied=10, num_pairs=20, max_pairs=150, num_lost_pairs=0, rate_a=0.3,
         rate_b=0.7, interval=Interval(0.1, 0.7), p_value=0.01, alpha=0.05,
     )  # fmt: skip
-    check = GateCheck(iteration=8, mark=0, comparison=found, imagined=0.8, verdict="better", rolled_back=False)
+    pooled = Pooled(num_checks=1, gained=9, lost=1, num_pairs=20, better=31, worse=0.1, needed=20)
+    outcome = {"imagined": 0.8, "verdict": "better", "rolled_back": False}
+    check = GateCheck.model_validate({"iteration": 8, "mark": 0, "comparison": found, "pooled": pooled} | outcome)
     (imagined / "gate.json").write_text(
         json.dumps({"power": "what it can tell", "checks": [check.model_dump(mode="json")]})
     )

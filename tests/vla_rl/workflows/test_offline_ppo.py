@@ -96,7 +96,7 @@ def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
     values = tiny_values(base, "run=offline")
     values["env"] |= {"horizon": 11, "num_envs": 4}
     section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
-    section["ppo"] |= {"iterations": 3, "patience": 3}
+    section["ppo"] |= {"iterations": 2, "patience": 2}
     algo = {"kind": "grpo", "lr": 1e-3, "minibatch_size": 16}
     return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo})
 
@@ -105,10 +105,10 @@ def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged
     recipe = recipe_of(base, logged)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = improve_offline(recipe, open_run(recipe, whole, False), lambda _: None)
-    assert summary["policy"] == str(whole / "policy") and summary["steps"] == 3  # What the command prints.
+    assert summary["policy"] == str(whole / "policy") and summary["steps"] == 2  # What the command prints.
     rows = metrics(whole)
     found = json.loads((whole / "examples" / "found.json").read_text())
-    assert len(rows) == 3 and found["ppo/admitted"] + found["ppo/rejected"] == 3 and "critic/auc" in found
+    assert len(rows) == 2 and found["ppo/admitted"] + found["ppo/rejected"] == 2 and "critic/auc" in found
     assert found["ppo/admitted"] == sum(row["ppo/admitted"] for row in rows)
     for row in rows:
         assert row["ppo/admitted"] == (row["ppo/gain_low"] > 0)

@@ -25,8 +25,8 @@ from world_model.model.dynamics import VideoDynamics
 
 ROOT = Path(__file__).resolve().parents[4]
 # Of the two devices the fast tests take the cheaper one, and neither for `rates`, which the command measures in
-# test_gpu_bench_run.py, `act`, of which tests below measure single forms, and `flow`, which imports all of lerobot.
-ON_CPU, ON_PRETEND = ("correctness", "runs", "memory", "rendering", "video"), ("imagination", "update")
+# test_gpu_bench_run.py, `imagination` and `act`, which others measure here, and `flow`, which imports all of lerobot.
+ON_CPU, ON_PRETEND = ("correctness", "runs", "memory", "rendering", "video"), ("update",)
 
 
 @pytest.fixture
