@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from typer.testing import CliRunner
 from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
-from real_robot.doctor.listen import Findings
+from real_robot.doctor.listen import Findings, Heard
 from real_robot.doctor.robot_check import judge
+from real_robot.doctor.topics import check_source
 from real_robot.transports.base import Endpoint
 from vla_rl.cli.app import app
 from vla_rl.common.checks import Check
@@ -126,7 +128,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
         {CAMERA: {"type": "sensor_msgs/Image"}, STATES: {"skew": 5}, COMMAND: {"type": "std_msgs/Bool"}},
         {
             CAMERA: "publishes sensor_msgs/Image; the contract reads sensor_msgs/CompressedImage",
-            f"{STATES}: clock": "s ahead of this machine's clock",
+            f"{STATES}: clock": "stamps are 5.00 s ahead of this machine's clock",
             COMMAND: "listens for std_msgs/Bool; the contract sends trajectory_msgs/JointTrajectory",
         },
     ),
@@ -134,8 +136,8 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
         {CAMERA: {"size": [48, 64]}, STATES: {"skew": -5, "rate": 4}, COMMAND: {"rival": True}},
         {
             f"{CAMERA}: picture": "48 x 64 (height x width) jpeg, smaller than the 240 x 320",
-            STATES: "its driver should send 30",
-            f"{STATES}: clock": "s old on arrival; 0.80 s are allowed",
+            STATES: "4.0 a second, gaps of 250 ms at most (95 %); its driver should send 30",
+            f"{STATES}: clock": "stamps are 5.00 s old on arrival; 0.80 s are allowed",
             f"{COMMAND}: others": "two drivers of one robot",
         },
     ),
@@ -146,7 +148,10 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
             "safety: wrench": "force is 21.9 N, at most 20 is allowed",
         },
     ),
-    ({WRENCH: {"rate": 2}}, {"safety: wrench": "beyond safety.observation_timeout it holds"}),
+    (
+        {WRENCH: {"rate": 2}},
+        {"safety: wrench": "gaps of 500 ms (95 %); beyond safety.observation_timeout it holds"},
+    ),
     (
         {STATES: {"values": [0, 1.5, 0]}, WRENCH: None},
         {WRENCH: "nobody publishes it", "safety: elbow": "measured 1.5, outside -1 to 1"},
@@ -218,6 +223,34 @@ def test_a_stop_button_that_is_not_heard_is_named(publisher: dict[str, str] | No
     findings = Findings({}, 1.0, None, graph, {}, {}, None, {})
     found = next(c for c in judge(load_contract("franka_servo"), findings) if c.name == "operator.stop")
     assert found.status == status and text in found.found
+
+
+@pytest.mark.parametrize(
+    ("graph", "refused", "text"),
+    [
+        ([(STATES, "sensor_msgs/JointState")], {}, "nothing came, though /driver announces it"),
+        ([(STATES, "sensor_msgs/JointState")], {STATES: {"unreadable": 3}}, "3 messages not readable"),
+        (
+            [("/joint_state", "sensor_msgs/JointState"), ("/joint_statez", "std_msgs/String")],
+            {},
+            "nobody publishes it (near: /joint_state)",
+        ),
+    ],
+)
+def test_why_nothing_came(
+    arm: Path, graph: list[tuple[str, str]], refused: dict[str, dict[str, int]], text: str
+) -> None:
+    ends = [Endpoint(topic, kind, "/driver", True, "reliable") for topic, kind in graph]
+    [source] = load_contract(arm).observation.state
+    [check] = check_source("state", source, STATES, Findings({}, 0.0, None, ends, refused, {}, None, {}))
+    assert check.status == "wrong" and check.found == text
+
+
+def test_what_is_heard_once_has_no_rate() -> None:
+    heard = Heard()
+    for number, (rate, gap) in enumerate(((0.0, math.inf), (4.0, 0.25), (4.0, 0.25))):
+        heard.times.append((10 + 0.25 * number, 0.0))
+        assert (heard.rate, heard.gap) == (rate, gap)
 
 
 # --- LeRobot -----------------------------------------------------------------------------------
