@@ -59,7 +59,7 @@ LIMITS = {
     "circles of files": Limit(16, 0),
     "files in them": Limit(85, 0),
     "Any and ignores": Limit(138, 30),
-    "lines to the loss": Limit(1_716, 1_100),
+    "lines to the loss": Limit(1_732, 1_100),
     "files to the loss": Limit(36, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(50, 50),

@@ -85,6 +85,8 @@ def _numbers(value: Any) -> Any:
 class SimConfig(EnvConfig):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
+    bound_to_kind: ClassVar[tuple[str, ...]] = ("tasks",)
+
     tasks: tuple[TaskName, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")
     cameras: tuple[str, ...] = Field(
         default=("agentview",), description="Cameras to render: only those the policy reads."

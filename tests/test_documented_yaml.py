@@ -91,7 +91,8 @@ def base_of(sections: Mapping[str, Any]) -> str:
 def check_contract(block: str, values: dict[str, Any], file: Path) -> None:
     transport = values.get("transport", {}).get("kind", "")
     # An action without limits and observations is one of an arm that has those.
-    meant = {} if {"safety", "name"} & set(values) else {"JointTrajectory": "ur5e_ros2", "TwistStamped": "franka_servo"}
+    meant = {"JointTrajectory": "ur5e_ros2", "TwistStamped": "franka_servo", "real_time_chunking": "ur5e_ros2"}
+    meant = {} if {"safety", "name"} & set(values) else meant
     arm = next((name for kind, name in meant.items() if kind in block), "sim_robot")
     base = read_yaml(shipped_contracts()[CONTRACTS.get(transport, arm)])
     if "name" in values:

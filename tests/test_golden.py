@@ -28,11 +28,13 @@ from vla_rl.common.run_folder import open_run  # noqa: E402
 from vla_rl.config import KINDS, RUNS, Config, recipe_class, resolve_kind  # noqa: E402
 from vla_rl.training.train import train  # noqa: E402
 
+FRESH = ("sampling.kind=vade", "sampling.first_state=0", "sampling.train_states=null")
+PLAIN = ("algo.lr=5e-6", "algo.minibatch_size=512")
 SHORT_RUNS = {
-    "grpo": ("algo.kl_coef=0.01", "algo.optimizer=muon", "train.resample_budget=2", "sampling.kind=vade"),
-    "mc_grpo": ("algo.kind=mc_grpo", "algo.epochs=2", "algo.loss_reduction=trajectory_mean"),
-    "rloo": ("algo.kind=rloo", "algo.ratio_level=chunk", "algo.dual_clip=3", "train.control=shuffled_rewards"),
-    "ppo": ("algo.kind=ppo", "policy.value_head=true", "algo.advantage_level=action", "algo.entropy_coef=0.01"),
+    "grpo": ("algo.kl_coef=0.01", "algo.optimizer=muon", "train.resample_budget=2", *FRESH),
+    "mc_grpo": (*PLAIN, "algo.kind=mc_grpo", "algo.epochs=2", "algo.loss_reduction=trajectory_mean"),
+    "rloo": (*PLAIN, "algo.kind=rloo", "algo.ratio_level=chunk", "algo.dual_clip=3", "train.control=shuffled_rewards"),
+    "ppo": (*PLAIN, "algo.kind=ppo", "policy.value_head=true", "algo.advantage_level=action", "algo.entropy_coef=0.01"),
 }
 
 

@@ -9,6 +9,7 @@ this module imports neither torch nor any simulator.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import logging
@@ -22,7 +23,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from vla_rl.common.config_errors import ConfigError, check_packages
-from vla_rl.common.config_paths import not_finite, owner_of
+from vla_rl.common.config_fields import shared_fields
+from vla_rl.common.config_paths import not_finite, on_top, owner_of, refuse_into_list, remaining
 from vla_rl.common.yaml_text import Dumper, Loader
 
 if TYPE_CHECKING:
@@ -127,9 +129,17 @@ BASES: dict[str, str] = {
 
 # Those that the tables above name.
 OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
-DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local"}  # Where a section names none.
+DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local", "dynamics": "transformer"}  # Where a section names none.
 # Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
-_ELSEWHERE = ("real_env", "real_env.reward", "eval.plan", "collect.plan", "algo.values", "world_model.model.dynamics")
+_ELSEWHERE = {
+    "real_env": "env",
+    "env.first_frames": "env",
+    "real_env.reward": "env.reward",
+    "eval.plan": "plan",
+    "collect.plan": "plan",
+    "algo.values": "values",
+    "world_model.model.dynamics": "dynamics",
+}
 
 
 class _SectionError(ConfigError):
@@ -149,11 +159,13 @@ class Config(BaseModel):
 
     Attributes:
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
+        bound_to_kind: options that mean something to one kind alone: a section loses them where its `kind` changes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     shorthand: ClassVar[str] = ""
+    bound_to_kind: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -332,7 +344,8 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     base = values.pop("base", None)
-    return values if base is None else merge(_shared(_read_base(path, base, above), values), values)
+    level = logging.DEBUG if path.parent == recipes_folder() else logging.WARNING  # What ships has been looked at.
+    return values if base is None else merge(_shared(_read_base(path, base, above), values), values, level)
 
 
 def _shared(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,18 +364,26 @@ def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]
     return read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top, section by section. A section whose `kind` changes is replaced whole."""
-    result = {**base, **over}
-    for key in base.keys() & over.keys():
-        old, new = base[key], over[key]
-        if (
-            isinstance(old, Mapping)
-            and isinstance(new, Mapping)
-            and new.get("kind", old.get("kind")) == old.get("kind")
-        ):
-            result[key] = merge(old, new)
-    return result
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], level: int = logging.WARNING) -> dict[str, Any]:
+    """`base` with `over` on top, section by section.
+
+    A section whose `kind` changes keeps the options that both kinds share (`shared_fields`). A line of this level says
+    what else it had.
+    """
+    return on_top(remaining(base, over, functools.partial(_carried, level)), over)
+
+
+def _carried(level: int, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What remains of the section of a name under `new`. See `merge`."""
+    section = _ELSEWHERE.get(name, name)
+    was = old.get("kind", DEFAULT_KINDS.get(section))
+    kind = new.get("kind", was)
+    if section not in KINDS or was in (None, kind):
+        return old
+    shared = shared_fields(resolve_kind(section, was, name), resolve_kind(section, kind, name))
+    if lost := sorted(old.keys() - shared - new.keys()):
+        log.log(level, f"{name}.kind: {was!r} became {kind!r}, so what was said of {', '.join(lost)} is left out")
+    return {key: value for key, value in old.items() if key in shared}
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -386,30 +407,14 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`values` with each `key=value` on top, in order."""
-    result = dict(values)
-    for text in overrides:
-        over = parse_override(text)
-        _refuse_into_list(text, result)
-        result = merge(result, over)
+    """`values` with each `key=value` on top, in order; none is lost by a section's `kind` that follows it."""
+    overs = [(text, parse_override(text)) for text in overrides]
+    together = functools.reduce(on_top, (over for _, over in overs), {})
+    result = remaining(values, together, functools.partial(_carried, logging.WARNING))
+    for text, over in overs:
+        refuse_into_list(text, result)
+        result = on_top(result, over)
     return result
-
-
-def _refuse_into_list(text: str, values: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: an override of something inside a list, which would replace all of it.
-    """
-    inner: Any = values
-    *sections, _ = keys = text.partition("=")[0].split(".")
-    for number, key in enumerate(sections, 1):
-        inner = inner.get(key) if isinstance(inner, Mapping) else None
-        if isinstance(inner, list | tuple):
-            name = ".".join(keys[:number])
-            raise ConfigError(
-                f"override {text!r}: {name} is a list, of {len(inner)}, and is given whole: {name}='[...]'. "
-                "Or change it in a recipe of your own (`base:` names the one that it extends)."
-            )
 
 
 def find_recipe(name: str | Path, asked_by: str = "") -> Path:

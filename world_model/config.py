@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from vla_rl.config import Config, ConfigError, resolve_kind, validate
+from vla_rl.config import Config, ConfigError, component
 
 if TYPE_CHECKING:
     from vla_rl.types import EnvSpec
@@ -192,17 +190,6 @@ class WanConfig(DynamicsConfig):
         return WanDynamics(self, inputs.latent_shape, len(inputs.cameras), *sizes)
 
 
-def _as_dynamics(values: Any) -> DynamicsConfig:
-    """Return the config of a dynamics by its `kind`; a mapping without one is the factorized transformer's."""
-    if isinstance(values, DynamicsConfig):
-        return values
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"world_model.model.dynamics: got {values!r}, must be a mapping of options")
-    config_class = resolve_kind("dynamics", values.get("kind", "transformer"), "world_model.model.dynamics")
-    assert issubclass(config_class, DynamicsConfig), "resolve_kind has checked it"
-    return validate(config_class, dict(values), prefix="world_model.model.dynamics")
-
-
 class SuccessConfig(Config):
     """The success head on latents and the separate clip classifier."""
 
@@ -244,7 +231,7 @@ class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
     autoencoder: AutoencoderConfig = Field(default_factory=AutoencoderConfig)
-    dynamics: Annotated[SerializeAsAny[DynamicsConfig], BeforeValidator(_as_dynamics)] = Field(
+    dynamics: Annotated[SerializeAsAny[DynamicsConfig], component("dynamics")] = Field(
         default_factory=TransformerConfig,
         description="What predicts the next frames, chosen by kind: transformer (where none is given), wan, or "
         "package.module:Class for one of your own.",

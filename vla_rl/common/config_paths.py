@@ -1,14 +1,57 @@
-"""Where an option is that is at fault: its class, its full name. Imports nothing of ours, runs from Python 3.10 on."""
+"""Sections put on one another, and where an option is that is at fault. Runs from Python 3.10 on."""
 
 from __future__ import annotations
 
 import math
 import types as python_types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+
+from vla_rl.common.config_errors import ConfigError
+
+Section = Mapping[str, Any]
+
+
+def on_top(base: Section, over: Section) -> dict[str, Any]:
+    """`base` with `over` on top, section by section."""
+    result = {**base, **over}
+    for key in base.keys() & over.keys():
+        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping):
+            result[key] = on_top(base[key], over[key])
+    return result
+
+
+Carried = Callable[[str, Section, Section], Section]  # (full name, section, one over it) -> what the first keeps.
+
+
+def remaining(base: Section, over: Section, carried: Carried, name: str = "") -> dict[str, Any]:
+    """`base`, which is a recipe or the section of a name, without what its sections lose under those of `over`."""
+    result = dict(base)
+    for key in base.keys() & over.keys():
+        old, new, place = base[key], over[key], f"{name}.{key}" if name else key
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            result[key] = remaining(carried(place, old, new), new, carried, place)
+    return result
+
+
+def refuse_into_list(text: str, values: Section) -> None:
+    """
+    Raises:
+        ConfigError: an override of something inside a list, which would replace all of it.
+    """
+    inner: Any = values
+    *sections, _ = keys = text.partition("=")[0].split(".")
+    for number, key in enumerate(sections, 1):
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(inner, list | tuple):
+            name = ".".join(keys[:number])
+            raise ConfigError(
+                f"override {text!r}: {name} is a list, of {len(inner)}, and is given whole: {name}='[...]'. "
+                "Or change it in a recipe of your own (`base:` names the one that it extends)."
+            )
 
 
 def owner_of(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:

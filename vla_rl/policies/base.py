@@ -36,6 +36,7 @@ class PolicyConfig(Config):
     """
 
     merged: ClassVar[tuple[str, ...]] = ()
+    bound_to_kind: ClassVar[tuple[str, ...]] = ("path",)
 
     kind: str
     path: str | None = Field(

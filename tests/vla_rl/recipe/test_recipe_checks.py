@@ -58,7 +58,11 @@ REFUSED = [
     ("train", ["algo.bc_coef=0.1", "sft.datasets=/"], r"sft\.datasets: / holds no LeRobotDataset .*\. Collect it"),
     ("train", ["sampling.keyframe_share=0.5"], r"sampling\.keyframes: is null, but sampling\.keyframe_share is 0\.5"),
     ("train", ["sampling.keyframe_share=1", "sampling.keyframes=/no/k.json"], r"sampling\.keyframes: no file /no/k"),
-    ("train", ["sampling.kind=vade", "sampling.level=state"], r"sampling: level 'state' needs train_states"),
+    (
+        "train",
+        ["sampling.kind=vade", "sampling.level=state", "sampling.train_states=null"],
+        r"sampling: level 'state' needs train_states",
+    ),
     ("train", ["train.keep=best"], r"train: keep 'best' needs validate_every"),
     ("train", ["algo.decay_iterations=2"], r"algo\.decay_iterations: got 2: the last of train\.iterations \(4\)"),
     ("train", ["algo.betas=[0.9, 2]"], r"algo\.betas\.1: got 2\. Input should be less than 1"),
