@@ -18,9 +18,9 @@ Section = Mapping[str, Any]
 def on_top(base: Section, over: Section) -> dict[str, Any]:
     """`base` with `over` on top, section by section."""
     result = {**base, **over}
-    for key in base.keys() & over.keys():
-        if isinstance(base[key], Mapping) and isinstance(over[key], Mapping):
-            result[key] = on_top(base[key], over[key])
+    for key, new in over.items():
+        if isinstance(old := base.get(key), Mapping) and isinstance(new, Mapping):
+            result[key] = on_top(old, new)
     return result
 
 
@@ -30,8 +30,8 @@ Carried = Callable[[str, Section, Section], Section]  # (full name, section, one
 def remaining(base: Section, over: Section, carried: Carried, name: str = "") -> dict[str, Any]:
     """`base`, which is a recipe or the section of a name, without what its sections lose under those of `over`."""
     result = dict(base)
-    for key in base.keys() & over.keys():
-        old, new, place = base[key], over[key], f"{name}.{key}" if name else key
+    for key, new in over.items():
+        old, place = base.get(key), f"{name}.{key}" if name else key
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             result[key] = remaining(carried(place, old, new), new, carried, place)
     return result
