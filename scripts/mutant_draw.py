@@ -6,7 +6,6 @@ import ast
 import copy
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 PER_MODULE, SEED = 8, 0
@@ -69,7 +68,7 @@ def draw(module: str, source: str, wanted: set[str]) -> list[dict[str, Any]]:
         begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         line = text[starts[node.lineno - 1] : starts[node.lineno]].decode().strip()
         what = f"{ast.unparse(node)} -> {ast.unparse(new)}"
-        named = "|".join([module.partition("/")[0], Path(module).name, function, line, what, str(SEED)])
+        named = "|".join([module.partition("/")[0], function.rpartition(".")[2], line, what, str(SEED)])
         times[named] = times.get(named, 0) + 1
         key = hashlib.sha256(f"{named}|{times[named]}".encode()).hexdigest()[:12]
         put = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"

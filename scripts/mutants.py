@@ -4,8 +4,9 @@ python scripts/mutants.py OUT.json [--commit HEAD] [--like BEFORE.json]   # stop
 python scripts/mutants.py --compare BEFORE.json AFTER.json                # exits with 1 if a fault is caught no more
 
 A copy of the commit gets one fault at a time, on the disk, so that the programs that tests start have it too; its tests
-run until the first fails. A fault has a key made of its own line, not of the line's number or folder: as long as the
-line stands, the draw stays the same, and two commits are compared fault by fault. One core, low priority.
+run until the first fails. A fault has a key made of its own line and its function's name, not of the line's number, its
+class or its file: as long as the line stands, the draw stays the same, and two commits are compared fault by fault. One
+core, low priority.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ TABLE = {
     "sim/tabletop/tasks.py": "tabletop_knock tabletop_practice tabletop_take_over tabletop",
     "sim/perturb.py": "perturb",
     "real_robot/control/limiter.py": "supervisor plausibility safety_properties",
-    "real_robot/contract/safety.py": "checks supervisor wrench plausibility",
+    "real_robot/control/supervisor.py": "checks supervisor wrench plausibility",
     "real_robot/control/chunk_executor.py": "chunk_executor",
     "real_robot/failure/conformal.py": "conformal",
     "real_robot/failure/float_ot.py": "float_ot",
     "real_robot/client_package/vla_rl_client/wire.py": "protocol",
     "real_robot/contract/contract.py": "contract",
+    "real_robot/contract/channels.py": "contract messages codec",
     "real_robot/bridge/codec.py": "codec",
     "vla_rl/policies/openvla/policy.py": "openvla_policy",
     "vla_rl/evaluation/gate.py": "gate",
