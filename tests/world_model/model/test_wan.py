@@ -413,7 +413,7 @@ def test_dynamics_is_chosen_by_kind() -> None:
         validate(WorldModelConfig, {"dynamics": {"kind": "wam"}})
     with pytest.raises(ConfigError, match=r"dynamics\.preset: unknown key .* Allowed: .*lora_rank"):
         validate(WorldModelConfig, {"dynamics": wan | {"preset": "tiny"}})
-    with pytest.raises(ConfigError, match="dynamics: got 4, must be a mapping"):
+    with pytest.raises(ConfigError, match="dynamics: needs a 'kind', one of: transformer, wan; got 4"):
         validate(WorldModelConfig, {"dynamics": 4})
     with pytest.raises(ConfigError, match="either path"):
         validate(WorldModelConfig, {"dynamics": {"kind": "wan"}})
