@@ -5,6 +5,7 @@ took a third of the tests' time.
 """
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_root = logging.getLogger()
+_logging_before: tuple[int, list[logging.Handler]] = (_root.level, [])
+
+
+def pytest_runtest_logstart() -> None:
+    global _logging_before  # noqa: PLW0603
+    _logging_before = (_root.level, list(_root.handlers))
+
+
 def pytest_runtest_logfinish() -> None:
+    """Take back what a library did to logging (LeRobot's commands set the root logger's level and handlers)."""
+    _root.setLevel(_logging_before[0])
+    _root.handlers[:] = _logging_before[1]
     _hide_imported()
 
 
