@@ -7,8 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import yaml
+
+from vla_rl.config import KINDS, RUNS
+from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 
 pytest.importorskip("material", reason="needs the extra docs: pip install 'vla-rl[docs]'")
 
@@ -62,12 +67,23 @@ def test_missing_evidence_is_named() -> None:
         from support_table import problems
     finally:
         sys.path.remove(str(ROOT / "scripts"))
-    row = {"simulator": "a", "policy": "b", "algorithm": "c", "level": "gain", "weights": "ours"}
+    row = {"name": "a", "option": "b", "level": "gain"}
     rows = [{**row, "evidence": evidence} for evidence in ("tests/none.py", "results.md#nothing", "results.md")]
-    assert problems([*rows, {**row, "evidence": "results.md", "level": "great"}, row]) == [
-        "row 1: no file tests/none.py",
-        "row 2: results.md has no heading #nothing",
-        "row 4: level 'great', weights 'ours'",
-        "row 5: has or lacks ['evidence']; fields are "
-        "['algorithm', 'evidence', 'level', 'note', 'policy', 'simulator', 'weights']",
+    assert problems({"methods": [*rows, {**row, "evidence": "results.md", "level": "great"}, row]}) == [
+        "methods 1: no file tests/none.py",
+        "methods 2: results.md has no heading #nothing",
+        "methods 4: level 'great', weights None",
+        "methods 5: has or lacks ['evidence']; fields are ['evidence', 'level', 'name', 'note', 'option']",
     ]
+
+
+def test_every_method_transport_and_workflow_has_a_row() -> None:
+    tables = yaml.safe_load((ROOT / "docs" / "support.yaml").read_text(encoding="utf-8"))
+    told = {table: {row["option"] for row in rows} for table, rows in tables.items() if table != "combinations"}
+    methods = {f"algo.kind={kind}" for kind in KINDS["algo"]}
+    for config in (OfflineConfig, OnlineConfig):
+        section = config.__name__.removesuffix("Config").lower()
+        methods |= {f"{section}.method={name}" for name in get_args(config.model_fields["method"].annotation)}
+    assert methods <= told["methods"]
+    assert {f"kind: {kind}" for kind in KINDS["transport"]} <= told["transports"]
+    assert {f"vla-rl {run}" for run in RUNS if run not in ("eval", "fit")} <= {*told["workflows"], *told["methods"]}
