@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.libero.config import LiberoConfig
+from sim.libero.env import LiberoConfig
 from sim.libero.measured import OFFERED_FROM, TABLE, is_offered, measured_experts
 from sim.libero.suites import HORIZONS
 from vla_rl.common.atomic import write_text_atomic

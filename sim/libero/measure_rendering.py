@@ -24,7 +24,7 @@ import mujoco
 import numpy as np
 
 from sim import gl
-from sim.libero.config import LiberoConfig
+from sim.libero.env import LiberoConfig
 from sim.libero.render import Renderer
 from sim.libero.suites import CAMERAS
 from vla_rl.config import validate

@@ -9,9 +9,10 @@ import numpy as np
 
 from sim.libero.distractors import CrowdedScene
 from sim.libero.experts import PickAndPlace
+from sim.libero.layout import rearranged
 from sim.libero.library import bddl_path, init_states_path, load_init_states
 from sim.libero.render import Renderer
-from sim.libero.scene import Scene
+from sim.libero.scene import InitialState, Scene
 
 MAX_STARTS = 256  # settled initial states remembered per scene
 
@@ -49,6 +50,20 @@ class TaskScene:
         while len(self.starts) > MAX_STARTS:
             self.starts.popitem(last=False)
 
+    def rearranged(self, state: InitialState, level: int, rng: np.random.Generator) -> InitialState:
+        """See `sim.libero.layout.rearranged`."""
+        return rearranged(self.scene, state, level, rng)
+
+    def scatter(self, level: int, rng: np.random.Generator) -> None:
+        """Put an episode's distractors, if it has any, around what is in the scene."""
+        if isinstance(self.scene, CrowdedScene):
+            self.scene.scatter(level, rng)
+
+    def give_back(self, max_scenes: int) -> None:
+        """The scene is idle; the longest idle ones go when there are more than `max_scenes`."""
+        _idle.append(self)
+        del _idle[:-max_scenes]
+
 
 _idle: list[TaskScene] = []
 
@@ -62,9 +77,3 @@ def borrow(suite: str, task: str, crowded: bool, max_scenes: int) -> TaskScene:
     scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
     name = f"{suite}/{task}/crowded" if crowded else f"{suite}/{task}"
     return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, max_scenes))
-
-
-def give_back(loaded: TaskScene, max_scenes: int) -> None:
-    """The scene is idle; the longest idle ones go when there are too many."""
-    _idle.append(loaded)
-    del _idle[:-max_scenes]

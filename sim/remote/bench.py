@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sim.bench_runner import OursRunner
-from sim.remote.config import RemoteConfig
+from sim.remote.env import RemoteConfig
 from vla_rl.config import build_component
 
 NUM_TURNS = 60

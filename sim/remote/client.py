@@ -14,19 +14,17 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sim.remote.config import RemoteOptions
 from sim.remote.host import PROTOCOL, ProtocolError, proof, recv_message, send_message
 from sim.vector.commands import Command
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, Worker
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec
-
-if TYPE_CHECKING:
-    from sim.remote.config import RemoteConfig
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class HostChannel:
             raise ConnectionError("stopped within a message") from error
 
     def recv(self) -> tuple[int, int, str, Any]:
-        """See `sim.pool.Channel`."""
+        """See `sim.vector.pool.Channel`."""
         message = self.receive()
         if not (isinstance(message, list) and [type(part) for part in message[:3]] == [int, int, str]):
             raise ProtocolError("sent something that is no answer")
@@ -78,7 +76,7 @@ class HostWorker(Worker):
     spec: EnvSpec
     shared: SharedArrays | None = None  # observations; to be set once the spec is known
 
-    def __init__(self, index: int, env_ids: list[int], config: RemoteConfig, record_frames: bool) -> None:
+    def __init__(self, index: int, env_ids: list[int], config: RemoteOptions, record_frames: bool) -> None:
         super().__init__(f"host {index}", env_ids, config.start_timeout, config.step_timeout)
         self.config = config
         self._attached: dict[str, SharedArrays] = {}
@@ -200,7 +198,7 @@ class LocalHost(ChildWorker, HostWorker):
 class DistantHost(HostWorker):
     """A host that `listen.py` starts for us on another machine. Images travel in the messages."""
 
-    def __init__(self, index: int, env_ids: list[int], config: RemoteConfig, record_frames: bool) -> None:
+    def __init__(self, index: int, env_ids: list[int], config: RemoteOptions, record_frames: bool) -> None:
         super().__init__(index, env_ids, config, record_frames)
         self._address = config.hosts[index % len(config.hosts)]
         self.name = f"host {index} at {self._address}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from vla_rl.config import Config
 from vla_rl.interfaces import EnvConfig
-from vla_rl.types import EnvSpec
-
-if TYPE_CHECKING:
-    from sim.remote.env import RemoteVecEnv
 
 
 class EnvFacts(Config):
@@ -54,8 +50,8 @@ class EnvFacts(Config):
         return value
 
 
-class RemoteConfig(EnvConfig):
-    """Any simulator, in its own Python on this machine or on others."""
+class RemoteOptions(EnvConfig):
+    """The options of `RemoteConfig`, by which a host is started."""
 
     kind: Literal["remote"] = "remote"
     env: str = Field(description='Class or function that makes one environment: "package.module:Class".')
@@ -96,23 +92,3 @@ class RemoteConfig(EnvConfig):
             if not name or not port.isdigit():
                 raise ValueError(f'expected "name:port", got {host!r}')
         return value
-
-    def env_spec(self) -> EnvSpec:
-        """Facts about the environment, which only it knows: starts a host, unless one has told us before.
-
-        Raises:
-            RuntimeError: the host cannot start; with the end of its log.
-        """
-        from sim.remote.env import ask_spec
-
-        return ask_spec(self)
-
-    def build(self, num_envs: int | None = None, record_frames: bool = False) -> RemoteVecEnv:
-        """The vector environment: `num_envs` of these, in `num_hosts` processes.
-
-        Raises:
-            RuntimeError: a host cannot start; with the end of its log.
-        """
-        from sim.remote.env import RemoteVecEnv
-
-        return RemoteVecEnv(self, num_envs or self.num_envs, record_frames)

@@ -1,48 +1,57 @@
-"""Environments behind hosts, as one `VecEnv`."""
+"""A simulator in its own Python, on this machine or others: environments behind hosts, as one `VecEnv`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
+from sim.remote.config import RemoteOptions
 from sim.single_env import ChunkResult, SingleObservation
 from sim.vector.commands import Command
 from sim.vector.pool import PoolVecEnv, deal, observation_layout, shut_down, start_all
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.types import EnvSpec, Keyframe
 
-if TYPE_CHECKING:
-    from sim.remote.config import RemoteConfig
-
 _known_specs: dict[str, EnvSpec] = {}  # what hosts of this process have said, by their options
 
 
-def ask_spec(config: RemoteConfig) -> EnvSpec:
-    """What the environment says of itself; starts a host unless one has said it before.
+class RemoteConfig(RemoteOptions):
+    """Any simulator, in its own Python on this machine or on others."""
 
-    Raises:
-        RuntimeError: the host cannot start; with the end of its log.
-    """
-    key = _spec_key(config)
-    if key not in _known_specs:
-        worker = _make_worker(config, 0, [0], record_frames=False)
-        start_all([worker])
-        shut_down([worker])
-        _known_specs[key] = worker.spec
-    return _known_specs[key]
+    def env_spec(self) -> EnvSpec:
+        """Facts about the environment, which only it knows: starts a host, unless one has told us before.
 
+        Raises:
+            RuntimeError: the host cannot start; with the end of its log.
+        """
+        if self.spec_key not in _known_specs:
+            worker = self.worker(0, [0], record_frames=False)
+            start_all([worker])
+            shut_down([worker])
+            _known_specs[self.spec_key] = worker.spec
+        return _known_specs[self.spec_key]
 
-def _spec_key(config: RemoteConfig) -> str:
-    return config.model_dump_json(
-        include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "variables", "hosts"}
-    )
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> RemoteVecEnv:
+        """The vector environment: `num_envs` of these, in `num_hosts` processes.
 
+        Raises:
+            RuntimeError: a host cannot start; with the end of its log.
+        """
+        return RemoteVecEnv(self, num_envs or self.num_envs, record_frames)
 
-def _make_worker(config: RemoteConfig, index: int, env_ids: list[int], record_frames: bool) -> HostWorker:
-    return (DistantHost if config.hosts else LocalHost)(index, env_ids, config, record_frames)
+    @property
+    def spec_key(self) -> str:
+        """The options that decide what the environment says of itself."""
+        return self.model_dump_json(
+            include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "variables", "hosts"}
+        )
+
+    def worker(self, index: int, env_ids: list[int], record_frames: bool) -> HostWorker:
+        """Our side of a host, which is yet to be started."""
+        return (DistantHost if self.hosts else LocalHost)(index, env_ids, self, record_frames)
 
 
 class RemoteVecEnv(PoolVecEnv):
@@ -51,10 +60,7 @@ class RemoteVecEnv(PoolVecEnv):
     def __init__(self, config: RemoteConfig, num_envs: int, record_frames: bool = False) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        hosts = [
-            _make_worker(config, i, env_ids, record_frames)
-            for i, env_ids in enumerate(deal(num_envs, config.num_hosts))
-        ]
+        hosts = [config.worker(i, env_ids, record_frames) for i, env_ids in enumerate(deal(num_envs, config.num_hosts))]
         start_all(hosts)
         spec = hosts[0].spec
         if differing := [host.name for host in hosts if not same_spec(host.spec, spec)]:
@@ -65,7 +71,7 @@ class RemoteVecEnv(PoolVecEnv):
         for host in hosts:
             host.shared = self._shared
         super().__init__(spec, num_envs, record_frames, hosts)
-        _known_specs[_spec_key(config)] = spec
+        _known_specs[config.spec_key] = spec
 
     @property
     def worker_pids(self) -> list[int]:

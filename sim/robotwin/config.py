@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from sim.remote.config import RemoteConfig
+from sim.remote.env import RemoteConfig, RemoteVecEnv
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
-
-if TYPE_CHECKING:
-    from sim.remote.env import RemoteVecEnv
 
 INSIDE = Path(__file__).with_name("inside")  # what runs in RoboTwin's Python
 

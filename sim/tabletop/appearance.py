@@ -8,17 +8,29 @@ from __future__ import annotations
 import colorsys
 import functools
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
+from pydantic import Field
 
 from sim.tabletop import scene as sc
-
-if TYPE_CHECKING:
-    from sim.tabletop.config import AppearanceConfig
+from vla_rl.config import Config
 
 _CAMERA = "agentview"
+
+
+class AppearanceConfig(Config):
+    """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
+
+    hue: float = Field(
+        default=0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the color circle."
+    )
+    light: float = Field(default=0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
+    camera: float = Field(
+        default=0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, meters."
+    )
+    table_texture: bool = Field(default=False, description="Draw the table's pattern from several.")
+    background: bool = Field(default=False, description="Draw the table's and the gripper's colors.")
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
+from pydantic import Field, field_validator
 
+from sim.base import SimConfig, check_horizons
+from sim.gl_devices import check_backend
 from sim.perturb import Perturbation, Surfaces
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
-from sim.tabletop.appearance import Look, draw_look
+from sim.tabletop.appearance import AppearanceConfig, Look, draw_look
 from sim.tabletop.distractors import draw_distractors
-from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, reaches
-from sim.tabletop.facts import check_tasks, scene_of
+from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, ExpertConfig, reaches
+from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, VIEW, check_tasks, scene_of
 from sim.tabletop.render import render
 from sim.tabletop.tasks import (
     HOME,
     Knock,
+    KnockConfig,
     Layout,
+    SuccessConfig,
     View,
     draw_knock,
     draw_layout,
@@ -33,10 +40,7 @@ from sim.tabletop.tasks import (
     spread_out,
 )
 from vla_rl.data.segmentation import CAMERA_PREFIX
-from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
-
-if TYPE_CHECKING:
-    from sim.tabletop.config import TabletopConfig
+from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 POSITION_SCALE = 0.05  # meters of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1
@@ -57,6 +61,66 @@ _BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujo
 
 # By default MuJoCo writes its warnings to a file in the working directory.
 mujoco.set_mju_user_warning(logging.getLogger("mujoco").warning)
+
+
+class TabletopConfig(SimConfig):
+    """The built-in tabletop: five language-conditioned tasks, one that undoes another, a floating gripper, 20 Hz."""
+
+    known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
+    shows_structure: ClassVar[bool] = True
+    object_names: ClassVar[tuple[str, ...]] = ("block", "block_b", "block_c", "base", "bowl", "plate", "zone")
+    perturb_axes: ClassVar[tuple[str, ...]] = (
+        "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
+    )  # fmt: skip
+    reset_tasks: ClassVar[Mapping[str, str]] = RESET_TASKS
+    kind: Literal["tabletop"] = "tabletop"
+    image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
+    horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
+    block_yaw: float = Field(default=0.15, ge=0, le=0.79, description="Largest turn of a block at the start, radians.")
+    start_spread: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the starting positions' spread that is used, about one typical layout; small is easy.",
+    )
+    appearance: AppearanceConfig = AppearanceConfig()
+    expert: ExpertConfig = ExpertConfig()
+    knock: KnockConfig = KnockConfig()
+    success: SuccessConfig = SuccessConfig()
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_tasks(value)
+
+    @field_validator("horizons")
+    @classmethod
+    def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
+        check_horizons("tabletop task", value, INSTRUCTIONS)
+        return value
+
+    def check_machine(self) -> None:
+        """Refuse a MUJOCO_GL that is no back end."""
+        check_backend()
+
+    def env_spec(self) -> EnvSpec:
+        """Tasks, horizons, cameras and action bounds; starts nothing."""
+        tasks = self.tasks or tuple(task for task in INSTRUCTIONS if task not in RESET_TASKS)
+        spec = self._arm_spec(
+            "tabletop",
+            {task: INSTRUCTIONS[task] for task in tasks},
+            {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            CONTROL_HZ,
+        )
+        moves = self.appearance.camera > 0 or (self.perturb is not None and self.perturb.axis == "camera")
+        known = "agentview" in self.cameras and not moves
+        return replace(
+            spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
+        )
+
+    def make(self, record_frames: bool = False) -> TabletopEnv:
+        """One environment. The first image rendered opens the process's GL context."""
+        return TabletopEnv(self, record_frames)
 
 
 class TabletopEnv(SingleEnv):
@@ -105,7 +169,7 @@ class TabletopEnv(SingleEnv):
         self._now = data = self._data[spec.task]
         self._view = View(self._scene, data)
         self._perturbation = Perturbation(self.config.perturb, spec)
-        layout = draw_layout(spec, self.config)
+        layout = draw_layout(spec, self.config.block_yaw, self.config.start_spread)
         if level := self._perturbation.level("layout"):
             layout = spread_out(layout, spec.task, MARGINS[level], TURNED[level])
         level = self._perturbation.level("distractors")

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from sim.tabletop import scene as sc
+from sim.tabletop.facts import check_tasks
 from sim.tabletop.tasks import View, taken_off
-
-if TYPE_CHECKING:
-    from sim.tabletop.config import ExpertConfig
+from vla_rl.config import Config
 
 STEP = 0.05  # meters of travel for an action of 1
 TURN = 0.5  # radians for an action of 1
@@ -30,6 +29,37 @@ CLOSED = 0.072  # between fingers that hold a block or nothing, meters
 ASIDE = 0.14  # between the plate's center and where a block that is taken off it is put, meters
 GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
+
+
+class HabitConfig(Config):
+    """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behavior."""
+
+    place_short: float = Field(
+        default=0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, m."
+    )
+    place_short_std: float = Field(
+        default=0.0, ge=0, le=0.05, description="Spread of place_short between episodes, meters."
+    )
+    release_early: float = Field(
+        default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, meters."
+    )
+    habit_tasks: tuple[str, ...] = Field(default=(), description="Tasks that have the habit; empty means all.")
+
+    @property
+    def active(self) -> bool:
+        return self.place_short > 0 or self.place_short_std > 0 or self.release_early > 0
+
+    @field_validator("habit_tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_tasks(value)
+
+
+class ExpertConfig(Config):
+    """The scripted expert. Its actions are clean labels; whoever collects may execute them with noise."""
+
+    speed: float = Field(default=1.0, gt=0.1, le=1, description="Largest action component in free travel.")
+    habit: HabitConfig = HabitConfig()
 
 
 class Stage(IntEnum):

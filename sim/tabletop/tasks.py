@@ -20,21 +20,51 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
+from pydantic import Field, model_validator
 
+from sim.perturb import Perturbation
 from sim.tabletop import scene as sc
 from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES, RESET_TASKS
+from vla_rl.config import Config
 from vla_rl.types import SPLITS, EpisodeSpec
-
-if TYPE_CHECKING:
-    from sim.perturb import Perturbation
-    from sim.tabletop.config import KnockConfig, SuccessConfig, TabletopConfig
 
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
 _STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}
+
+
+class KnockConfig(Config):
+    """Somebody knocks the block away, once, at a moment and in a direction drawn from the episode's seed.
+
+    It slides about 6 cm at the default speed, unless the hand is in its way, and stays within reach. No demonstration
+    without knocks leads to what the hand finds then. Off by default.
+    """
+
+    probability: float = Field(default=0.0, ge=0, le=1, description="Share of the episodes that have a knock.")
+    speed: float = Field(
+        default=3.0, gt=0, le=3.5, description="The block's speed just after it, m/s; 1 to 3 give 2 to 6 cm."
+    )
+    first_step: int = Field(default=4, ge=0, description="Earliest control step of the knock.")
+    last_step: int = Field(default=12, ge=0, description="Latest control step; an episode may be over before.")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> KnockConfig:
+        if self.first_step > self.last_step:
+            raise ValueError(f"first_step {self.first_step} is after last_step {self.last_step}")
+        return self
+
+
+class SuccessConfig(Config):
+    """What counts as done. Distances are horizontal, between centers, in meters."""
+
+    place_radius: float = Field(default=0.045, gt=0, description="Block from the plate.")
+    zone_radius: float = Field(default=0.04, gt=0, description="Pushed object from the zone.")
+    stack_radius: float = Field(default=0.042, gt=0, description="Upper block from the lower block.")
+    bowl_radius: float = Field(default=0.045, gt=0, description="Block from the bowl that holds it.")
+    rest_speed: float = Field(default=0.05, gt=0, description="Speed below which an object is at rest, m/s.")
+    hold_steps: int = Field(default=3, ge=1, description="Control steps in a row for which all must hold.")
 
 
 def episode_rng(spec: EpisodeSpec, stream: str) -> np.random.Generator:
@@ -119,11 +149,15 @@ _OFF_CENTER = 0.02  # largest offset of a block from the center of the plate on 
 CLEAR_OF_PLATE = sc.PLATE_RADIUS + math.sqrt(2) * sc.HALF  # between centers: no part of a flat block is over it, meters
 
 
-def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
-    """The initial state that (task, split, index) names: reachable, apart, and never already solved."""
+def draw_layout(spec: EpisodeSpec, block_yaw: float, spread: float) -> Layout:
+    """The initial state that (task, split, index) names: reachable, apart, and never already solved.
+
+    Args:
+        block_yaw, spread: the options `block_yaw` and `start_spread` of the tabletop.
+    """
     rng = episode_rng(spec, "layout")
     regions, gap = _REGIONS[spec.task], _BOWL_GAP if spec.task == "bowl_push" else _GAP
-    typical, spread = _TYPICAL[spec.task], config.start_spread
+    typical = _TYPICAL[spec.task]
     points: dict[str, tuple[float, float]] = {}
     while not points:
         uniform = {n: (rng.uniform(x0, x1), rng.uniform(y0, y1)) for n, (x0, x1, y0, y1) in regions.items()}
@@ -137,10 +171,7 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
     if spec.task in RESET_TASKS:
         x, y = (at + spread * rng.uniform(-_OFF_CENTER, _OFF_CENTER) for at in points["plate"])
         points["block"] = (x, y)
-    places = {
-        n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0)
-        for n, (x, y) in points.items()
-    }
+    places = {n: (x, y, rng.uniform(-block_yaw, block_yaw) if _turns(n) else 0.0) for n, (x, y) in points.items()}
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
     x, y, z = (_near(center, value, spread) for center, value in zip(HOME, gripper, strict=True))
     return Layout(places, (x, y, z), _draw_colors(spec.task, rng))

@@ -1,17 +1,33 @@
-"""What a vector runner asks of an environment, here or in a worker process."""
+"""The commands of a vector runner to an environment, and what it reads of the simulator's options."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sim.gl_devices import Asked
 from sim.single_env import SingleEnv, SingleObservation
+from vla_rl.types import EnvSpec
 
 Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining", "drive_home"]
 
 # Errors of a caller's, which are raised again in the caller's process.
 CALLER_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError)}
+
+
+class SimOptions(Protocol):
+    """The part of `sim.base.SimConfig` that vector runners use."""
+
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def step_timeout(self) -> float: ...
+    @property
+    def render_devices(self) -> Asked: ...
+    def env_spec(self) -> EnvSpec: ...
+    def start(self, record_frames: bool = False) -> SingleEnv: ...
+    def model_dump_json(self) -> str: ...
 
 
 def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:

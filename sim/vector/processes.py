@@ -13,15 +13,12 @@ import tempfile
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sim.vector.commands import Command
+from sim.vector.commands import Command, SimOptions
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, deal, observation_layout, start_all
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.rollout.env_checks import check_num_envs
-
-if TYPE_CHECKING:
-    from sim.base import SimConfig
 
 START_SECONDS = 300.0  # for importing the simulator and making the environments; a reset may load a scene, too
 
@@ -32,7 +29,7 @@ class WorkerProcess(ChildWorker):
     connection: Connection
 
     def __init__(
-        self, place: tuple[int, int], env_ids: list[int], config: SimConfig, record_frames: bool, shared: SharedArrays
+        self, place: tuple[int, int], env_ids: list[int], config: SimOptions, record_frames: bool, shared: SharedArrays
     ) -> None:
         """place: which worker this is, of how many."""
         super().__init__(f"worker {place[0]}", env_ids, START_SECONDS, config.step_timeout)
@@ -106,7 +103,7 @@ def _import_path(config_class: type) -> str:
 class ProcessVecEnv(PoolVecEnv):
     """Environments dealt in turn to `config.num_workers` processes."""
 
-    def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+    def __init__(self, config: SimOptions, num_envs: int, record_frames: bool = False) -> None:
         check_num_envs(num_envs)
         spec = config.env_spec()
         self._shared = SharedArrays(observation_layout(spec, num_envs))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sim.gl_devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
-from sim.vector.commands import Command, run_command
+from sim.vector.commands import Command, SimOptions, run_command
 from vla_rl.rollout.env_checks import (
     EnvStatus,
     check_num_envs,
@@ -26,9 +26,6 @@ from vla_rl.rollout.env_checks import (
 )
 from vla_rl.rollout.runner import EpisodeRunner
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
-
-if TYPE_CHECKING:
-    from sim.base import SimConfig
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +195,7 @@ class BaseVecEnv(ABC):
 class InlineVecEnv(BaseVecEnv):
     """All environments in this process, one after the other."""
 
-    def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+    def __init__(self, config: SimOptions, num_envs: int, record_frames: bool = False) -> None:
         check_num_envs(num_envs)
         super().__init__(config.env_spec(), num_envs, record_frames)
         render_here(config.render_devices)

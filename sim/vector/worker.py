@@ -1,6 +1,6 @@
 """A worker process of `sim.vector.processes`: holds some of the environments and runs what the parent asks.
 
-Started as `python -m sim.worker SOCKET_FD PARENT_PID`, not forked and not by multiprocessing's spawn:
+Started as `python -m sim.vector.worker SOCKET_FD PARENT_PID`, not forked and not by multiprocessing's spawn:
 so GL and thread state are never inherited, and the user's script is not imported a second time.
 """
 
@@ -17,17 +17,14 @@ import time
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sim.gl_devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
-from sim.vector.commands import CALLER_ERRORS, Command, run_command
+from sim.vector.commands import CALLER_ERRORS, Command, SimOptions, run_command
 from sim.vector.shared_arrays import Layout, SharedArrays
-
-if TYPE_CHECKING:
-    from sim.base import SimConfig
 
 
 def main(fd: int, parent: int) -> None:
@@ -65,7 +62,7 @@ def _start(connection: Connection) -> _Worker | None:
     try:
         module, _, name = setup["config_class"].partition(":")
         config_class = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-        config: SimConfig = config_class.model_validate_json(setup["config"])
+        config: SimOptions = config_class.model_validate_json(setup["config"])
         render_here(config.render_devices, *setup["place"])
         for env_id in setup["env_ids"]:
             envs[env_id] = config.start(setup["record_frames"])

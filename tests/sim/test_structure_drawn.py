@@ -14,7 +14,7 @@ import pytest
 from libero_setup import ASSETS, needs_assets
 
 from sim.segmentation import ARM, GRIPPER
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from vla_rl.config import build_component
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec

@@ -12,7 +12,7 @@ import torch
 
 from real_robot.failure.detector import Score
 from real_robot.operator.hub.sim_fleet import WAITING_ROOM, FleetOptions, FleetResult, run_fleet
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 

@@ -12,7 +12,7 @@ import torch
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, OperatorOptions, ProgressAlarm, run_interventions
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.interfaces import Policy, VecEnv

@@ -8,7 +8,7 @@ import pytest
 from libero_setup import ASSETS, needs_assets, needs_library
 from typer.testing import CliRunner, Result
 
-from sim.libero.config import LiberoConfig
+from sim.libero import LiberoConfig
 from sim.libero.suites import HORIZONS, TITLES
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.tabletop import AppearanceConfig, TabletopConfig
-from sim.tabletop.config import KnockConfig
+from sim.tabletop import AppearanceConfig, KnockConfig, TabletopConfig
 from sim.tabletop.facts import HORIZONS, INSTRUCTIONS, PARAPHRASES, RESET_TASKS
 from vla_rl.types import EpisodeSpec
 

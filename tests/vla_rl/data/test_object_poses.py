@@ -13,7 +13,7 @@ import torch
 
 from sim.dummy import DummyConfig
 from sim.robosuite.env import RobosuiteConfig
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from sim.vector.processes import ProcessVecEnv
 from sim.vector.runner import InlineVecEnv
 from vla_rl.config import ConfigError

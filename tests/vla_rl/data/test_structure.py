@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sim.dummy import DummyConfig
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset

@@ -15,7 +15,7 @@ from tiny_run import metrics
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, OperatorOptions, run_interventions
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.tabletop.config import TabletopConfig
+from sim.tabletop import TabletopConfig
 from sim.tabletop.env import TabletopEnv
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
