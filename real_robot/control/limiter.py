@@ -178,8 +178,8 @@ class Limiter:
             allowed = np.clip(velocities, room.low, room.high)
             if (cut := self._is_velocity & (allowed != velocities)).any():
                 limited.add("workspace")
-                change = (allowed - self.values) / (dt or self.tick)
-                self._moving[cut] = np.clip(change, -self._stop_acceleration, self._stop_acceleration)[cut]
+                change, smooth = (allowed - self.values) / (dt or self.tick), cut & self._is_smooth
+                self._moving[smooth] = np.clip(change, -self._stop_acceleration, self._stop_acceleration)[smooth]
             velocities = allowed
         self.values = np.where(self._is_velocity, velocities, positions)
         return np.clip(self.values.astype(np.float32), self._low32, self._high32), limited
@@ -313,6 +313,10 @@ class WorkspaceGuard:
     def remember(self, values: np.ndarray, now: float) -> None:
         """Note what was sent, float64 (A,)."""
         self._ways.append((now, values * self._tick))
+
+    def forget(self) -> None:
+        """What was sent before does not count any more: the clock has gone backwards."""
+        self._ways.clear()
 
     def moved_since(self, stamp: float) -> np.ndarray:
         """Float64 (A,): the integral of each velocity that was sent since then."""

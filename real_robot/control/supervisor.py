@@ -250,6 +250,7 @@ class Supervisor:
                 self._enter(State(STOPPED, "the clock stands still"), now)
         if not gap >= 0:  # NaN too
             self._observation = None
+            self._workspace.forget()
             self._drop(now)
             if self._state.mode != STOPPED:
                 self._enter(State(STOPPED, "the clock went backwards"), now)

@@ -64,6 +64,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "high": [0.5, 0.5, 0.5],
         },
     },
+    "twist without acceleration": {  # as sim_robot's
+        "dimensions": [{"name": a, "kind": "velocity", "low": -1.0, "high": 1.0} for a in "xyz"]
+        + [{"name": "gripper", "kind": "position", "low": -1, "high": 1, "max_step": 1000, "start": 0}],
+        "workspace": {"state": [0, 1, 2], "commands": [0, 1, 2], "low": [-0.3] * 3, "high": [0.3] * 3},
+    },
     "pose": {
         "dimensions": [{"name": a, **JOINT, "state": i} for i, a in enumerate("xyz")]
         + [{"name": "deadman_less", "kind": "position", "low": 0, "high": 1, "max_step": 1, "start": 0}],
@@ -120,6 +125,12 @@ class World:
         self.checker = Checker(self.config, np.array([d.start or 0.0 for d in self.config.dimensions]))
         self.was_stopped = False
         self.observed = -math.inf
+
+    def put(self, place: list[float]) -> None:
+        """Move the robot there by hand."""
+        self.robot.state[:3] = place
+        is_position = [d.kind == "position" for d in self.config.dimensions]
+        self.checker = Checker(self.config, np.where(is_position, [*place, self.checker.last[3]], 0.0))
 
     def run(self, gap: float, command: Any, seen: str, event: str) -> SentCommand:
         self.now += gap
@@ -205,3 +216,35 @@ def test_the_end_effector_stays_in_its_box(targets: list[Any]) -> None:
         for _ in range(repeats):
             world.run(gap, (values, "policy", 0.0), "fresh", "none")
             assert (np.abs(world.robot.state[:3]) <= reach).all()
+
+
+place = st.lists(st.floats(-0.09, 0.25), min_size=3, max_size=3)  # within all limits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.lists(tick, max_size=20), begins=place, moved=place)
+def test_stop_and_reset_work_from_every_state(
+    name: str, data: list[Any], begins: list[float], moved: list[float]
+) -> None:
+    """Whatever was before: a stop brings it to rest in time, and a person's reset lets it run and move again."""
+    world = World(name)
+    world.put([2 * x if "twist" in name else x for x in begins])
+    world.tell("press")
+    for gap, command, seen, event, repeats in data:
+        for k in range(repeats):
+            world.run(gap if k == 0 else TICK, command, seen, event if k == 0 else "press")
+    world.tell("stop")
+    for _ in range(math.ceil(world.config.stopping_time() / TICK) + 2):
+        world.run(TICK, None, "fresh", "press")
+    assert world.supervisor.is_still
+    world.put(moved)  # by hand
+    world.tell("reset")
+    rest = [x if d.kind == "position" else 0.0 for x, d in zip([*moved, 0.05], world.config.dimensions, strict=True)]
+    modes = [world.run(TICK, (rest, "policy", 0.0), "fresh", "press").mode for _ in range(3)]
+    assert modes[-1] == "running", world.supervisor.state.reason
+    towards = -np.sign(np.array(moved) - 0.08)  # the middle, about
+    goal = [*(rest[:3] + 0.05 * towards), rest[3]]
+    for _ in range(10):
+        assert world.run(TICK, (goal, "policy", 0.0), "fresh", "press").mode == "running"
+    assert ((world.robot.state[:3] - moved) * towards > 0.001).all()

@@ -348,6 +348,17 @@ def test_late_observations_count_the_way_since() -> None:
     assert sent[0] == pytest.approx(0.1) and sent[1:] == pytest.approx([0, 0], abs=1e-6), "0.015 m were left in all"
 
 
+def test_a_clock_that_goes_backwards_forgets_the_way_that_was_sent() -> None:
+    bench = Bench(*[{**TWIST, "name": n, "max_acceleration": None} for n in "xyz"], workspace=box(commands=[0, 1, 2]))
+    for _ in range(40):
+        bench.tick(0.2, 0.0, 0.0)  # 0.4 m in all, as far as one knows
+    bench.now -= 10
+    bench.tick()
+    bench.tick()
+    bench.supervisor.reset("anna")
+    assert bench.sent(0.2, 0.0, 0.0)[0] == pytest.approx(0.2)
+
+
 def test_leaving_the_workspace_under_joint_commands_is_a_stop() -> None:
     bench = Bench({**JOINT, "state": 3}, workspace=box())
     assert bench.tick(0.1).mode == "running"
