@@ -46,7 +46,7 @@ TABLE = {
     "vla_rl/evaluation/sequential.py": "sequential",
     "vla_rl/evaluation/threshold.py": "calibration learned_reward",
     "vla_rl/config.py": "config",
-    "vla_rl/common/resume.py": "run",
+    "vla_rl/common/run_folder.py": "run",
     "vla_rl/training/checkpoint.py": "checkpoint",
     "vla_rl/data/dataset.py": "data",
     "vla_rl/policies/normalization.py": "normalization",

@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from sim.perturb import PerturbConfig
-from vla_rl.common.config_fields import TaskName
-from vla_rl.config import ConfigError, component
+from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rewards.base import RewardConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 TOP_ROOMS = ("vla_rl.workflows", "vla_rl.cli", "vla_rl.__main__")
 # The one place that names other packages in strings: what a recipe's `kind` stands for.
-RESOLUTION = "vla_rl.config"
+RESOLUTION = "vla_rl.common.kinds"
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def test_no_files_go_round_in_a_circle() -> None:
 
 def test_planted_faults_are_seen(tmp_path: Path) -> None:
     files = {
-        "vla_rl/config.py": 'KINDS = {"toy": "sim.toy:ToyConfig"}\n',
-        "vla_rl/core.py": "import vla_rl.config\n",
+        "vla_rl/common/kinds.py": 'KINDS = {"toy": "sim.toy:ToyConfig"}\n',
+        "vla_rl/core.py": "import vla_rl.common.kinds\n",
         "vla_rl/cli/app.py": "def run():\n    from vla_rl.workflows import jobs\n",
         "vla_rl/workflows/jobs.py": 'import importlib\nmodule = importlib.import_module("sim.toy")\n',
         "sim/toy.py": "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"

@@ -1,9 +1,8 @@
-"""Typed, frozen configs from YAML: the base class, components chosen by `kind`, overrides, errors.
+"""Configs: frozen pydantic models read from YAML, components chosen by `kind`, overrides, errors for people.
 
-A recipe is one YAML file. It may name a `base:` recipe, whose values it extends. `key=value`
-arguments override (`algo.lr=1e-5`). What a section builds is chosen by its `kind`: a name known
-here, or "package.module:Class" for a user's own config class. Resolution happens at run time, so
-this module imports neither torch nor any simulator.
+A recipe is one YAML file. It may name a `base:` recipe, whose values it extends. `key=value` arguments override
+(`algo.lr=1e-5`). What a section builds is chosen by its `kind`: a name of `common/kinds.py`, or "package.module:Class"
+for a user's own config class. It is imported when a recipe names it: this module imports no torch and no simulator.
 """
 
 from __future__ import annotations
@@ -11,147 +10,29 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import importlib.util
 import logging
+import math
 import re
+import types as python_types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from vla_rl.common.config_errors import ConfigError, check_packages
-from vla_rl.common.config_fields import shared_fields
-from vla_rl.common.config_paths import not_finite, on_top, owner_of, refuse_into_list, remaining
-from vla_rl.common.yaml_text import Dumper, Loader
+from vla_rl.common.errors import ConfigError, check_packages
+from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import EnvConfig, PlanningConfig
     from vla_rl.policies.base import PolicyConfig
 
 log = logging.getLogger(__name__)
-
-# section -> kind -> where its config class lives.
-KINDS: dict[str, dict[str, str]] = {
-    "env": {
-        "tabletop": "sim.tabletop:TabletopConfig",
-        "libero": "sim.libero:LiberoConfig",
-        "robosuite": "sim.robosuite.env:RobosuiteConfig",
-        "maniskill": "sim.maniskill:ManiSkillConfig",
-        "metaworld": "sim.metaworld:MetaWorldConfig",
-        "robotwin": "sim.robotwin:RoboTwinConfig",
-        "gymnasium": "sim.gymnasium_env:GymnasiumConfig",
-        "remote": "sim.remote:RemoteConfig",
-        "dummy": "sim.dummy:DummyConfig",
-        "world_model": "world_model.env.config:WorldModelEnvConfig",
-    },
-    "world_model": {
-        "latent_video": "world_model.fit.config:FitConfig",
-    },
-    "failure": {
-        "conformal": "real_robot.failure.config:FailureConfig",
-    },
-    "transport": {
-        "ros1": "real_robot.transports.ros1:Ros1Config",
-        "ros2": "real_robot.transports.configs:Ros2Config",
-        "rclpy": "real_robot.transports.rclpy_node:RclpyConfig",
-        "rosbridge": "real_robot.transports.configs:RosbridgeConfig",
-        "lerobot": "real_robot.transports.lerobot:LeRobotConfig",
-    },
-    "policy": {
-        "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
-        "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
-        "value_guided": "vla_rl.offpolicy.value_guided_config:ValueGuidedConfig",
-        "advantage_conditioned": "vla_rl.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
-    },
-    "algo": {
-        "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
-        "mc_grpo": "vla_rl.algorithms.mc_grpo:MCGRPOConfig",
-        "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
-        "ppo": "vla_rl.algorithms.ppo:PPOConfig",
-        "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
-        "dr_grpo": "vla_rl.algorithms.dr_grpo:DRGRPOConfig",
-    },
-    "dynamics": {
-        "transformer": "world_model.config:TransformerConfig",
-        "wan": "world_model.config:WanConfig",
-    },
-    "values": {
-        "world_model": "world_model.env.value_config:WorldModelValuesConfig",
-    },
-    "env.reward": {
-        "learned": "vla_rl.rewards.kinds:LearnedRewardConfig",
-        "simulator": "vla_rl.rewards.kinds:SimulatorRewardConfig",
-    },
-    "rollout": {
-        "local": "vla_rl.rollout.source:LocalRolloutConfig",
-        "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
-    },
-    "plan": {
-        "best_of_n": "world_model.env.plan_config:PlanConfig",
-    },
-}
-
-# kind of run -> where the class of its recipes lives.
-RUNS: dict[str, str] = {
-    "eval": "vla_rl.recipe.recipe:Recipe",
-    "sft": "vla_rl.recipe.runs:SFTRecipe",
-    "train": "vla_rl.recipe.runs:TrainRecipe",
-    "fit": "vla_rl.recipe.runs:FitRecipe",
-    "loop": "vla_rl.recipe.runs:LoopRecipe",
-    "offline": "vla_rl.recipe.runs:OfflineRecipe",
-    "online": "vla_rl.recipe.runs:OnlineRecipe",
-    "hil": "vla_rl.recipe.runs:HilRecipe",
-    "rac": "vla_rl.recipe.runs:RacRecipe",
-    "reward": "vla_rl.recipe.runs:RewardRecipe",
-    "failure": "vla_rl.recipe.runs:FailureRecipe",
-    "hub": "vla_rl.recipe.runs:HubRecipe",
-}
-
-
-# section -> the class that whatever it holds extends.
-BASES: dict[str, str] = {
-    "env": "vla_rl.interfaces:EnvConfig",
-    "world_model": "vla_rl.interfaces:WorldModelFitConfig",
-    "failure": "vla_rl.interfaces:FailureDetectionConfig",
-    "policy": "vla_rl.policies.base:PolicyConfig",
-    "algo": "vla_rl.algorithms.base:AlgoConfig",
-    "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
-    "plan": "vla_rl.interfaces:PlanningConfig",
-    "env.reward": "vla_rl.rewards.base:RewardConfig",
-    "rollout": "vla_rl.rollout.source:RolloutConfig",
-    "transport": "real_robot.transports.base:TransportConfig",
-    "dynamics": "world_model.config:DynamicsConfig",
-}
-
-
-# Those that the tables above name.
-OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
-DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local", "dynamics": "transformer"}  # Where a section names none.
-# Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
-_ELSEWHERE = {
-    "real_env": "env",
-    "env.first_frames": "env",
-    "real_env.reward": "env.reward",
-    "eval.plan": "plan",
-    "collect.plan": "plan",
-    "algo.values": "values",
-    "world_model.model.dynamics": "dynamics",
-}
-
-
-class _SectionError(ConfigError):
-    """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
-
-    def __init__(self, section: str, message: str) -> None:
-        super().__init__(message)
-        self.section = section
-
-    def at(self, name: str) -> str:
-        """The message where the section has another name, as `env` has under `real_env`."""
-        return re.sub(rf"^{re.escape(self.section)}(?=[.:])", lambda _: name, str(self), flags=re.MULTILINE)
+Section = Mapping[str, Any]
+_A_LIST = "A list is needed, such as [a, b]"
+_PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section is needed, such as {key: value}"}
 
 
 class Config(BaseModel):
@@ -170,13 +51,28 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_shorthand(cls, values: Any) -> Any:
-        if cls.shorthand and isinstance(values, str):
-            return {cls.shorthand: values}
-        return values
+        return {cls.shorthand: values} if cls.shorthand and isinstance(values, str) else values
 
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.
 C = typing.TypeVar("C", bound=Config)
+
+
+# --- fields that several configs have ----------------------------------------------------------
+
+
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("name each task once: its initial states would count several times")
+    return value
+
+
+TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
+TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in JSON: NaN.
+
+
+# --- sections whose class depends on their `kind` ----------------------------------------------
 
 
 def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
@@ -188,20 +84,8 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
-    check_packages(OUR_PACKAGES)
-    known, name = KINDS[section], name or section
-    if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        raise _unknown_kind(section, kind, name)
-    target = known.get(kind, kind)
-    try:
-        config_class = _import(target)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
-    base = _import(BASES[section])
-    if not (isinstance(config_class, type) and issubclass(config_class, base)):
-        needed = f"it must be a class that extends {base.__module__}.{base.__name__}"
-        raise ConfigError(f"{name}.kind: {target!r} is no {section} section; {needed}")
-    return config_class
+    known = dict(sorted(KINDS[section].items()))
+    return _class_of(f"{name or section}.kind", kind, known, BASES[section], f"{section} section")
 
 
 def recipe_class(run: str) -> type[Config]:
@@ -210,27 +94,27 @@ def recipe_class(run: str) -> type[Config]:
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported or is no recipe's.
     """
-    if run not in RUNS and ":" not in run:
-        raise ConfigError(
-            f"run: got {run!r}, allowed: {', '.join(RUNS)}, or 'package.module:Class'.{_nearest(run, RUNS)}"
-        )
+    return _class_of("run", run, RUNS, RUNS["eval"], "kind of run")
+
+
+def _class_of(field: str, kind: str, known: Mapping[str, str], base_name: str, what: str) -> type[Config]:
+    check_packages(OUR_PACKAGES)
+    if not isinstance(kind, str) or (kind not in known and ":" not in kind):
+        allowed = f"{', '.join(known)}, or 'package.module:Class'"
+        raise ConfigError(f"{field}: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
+    target = known.get(kind, kind)
     try:
-        found = _import(RUNS.get(run, run))
+        found = _import(target)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"run: {run!r} cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, _import(RUNS["eval"]))):
-        raise ConfigError(f"run: {run!r} is no class that extends {RUNS['eval'].replace(':', '.')}")
+        raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, _import(base_name))):
+        needed = f"it must be a class that extends {base_name.replace(':', '.')}"
+        raise ConfigError(f"{field}: {target!r} is no {what}; {needed}")
     return found
 
 
-def _unknown_kind(section: str, kind: Any, name: str) -> ConfigError:
-    known = KINDS[section]
-    allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
-    return ConfigError(f"{name}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
@@ -240,17 +124,20 @@ def _import(target: str) -> Any:
 
 
 @typing.overload
-def build_component(section: Literal["env"], values: Mapping[str, Any] | Config) -> EnvConfig: ...
+def build_component(section: Literal["env"], values: Section | Config) -> EnvConfig: ...
 @typing.overload
-def build_component(section: Literal["policy"], values: Mapping[str, Any] | Config) -> PolicyConfig: ...
+def build_component(section: Literal["policy"], values: Section | Config) -> PolicyConfig: ...
 @typing.overload
-def build_component(section: Literal["plan"], values: Mapping[str, Any] | Config) -> PlanningConfig: ...
+def build_component(section: Literal["plan"], values: Section | Config) -> PlanningConfig: ...
 @typing.overload
-def build_component(section: str, values: Mapping[str, Any] | Config) -> Config: ...
-def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
+def build_component(section: str, values: Section | Config) -> Config: ...
+def build_component(section: str, values: Section | Config) -> Config:
     """Validate a section whose class depends on its `kind`."""
     if isinstance(values, Config):
-        return _of_section(section, values)
+        if isinstance(values, _import(BASES[section])):
+            return values
+        needed = f"it must be a config that extends {BASES[section].replace(':', '.')}"
+        raise ConfigError(f"{section}: got {type(values).__name__}; {needed}")
     if isinstance(values, Mapping) and "kind" not in values and section in DEFAULT_KINDS:
         values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
@@ -260,12 +147,16 @@ def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
     return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
 
 
-def _of_section(section: str, config: Config) -> Config:
-    base = _import(BASES[section])
-    if not isinstance(config, base):
-        needed = f"it must be a config that extends {base.__module__}.{base.__name__}"
-        raise ConfigError(f"{section}: got {type(config).__name__}; {needed}")
-    return config
+class _SectionError(ConfigError):
+    """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
+
+    def __init__(self, section: str, message: str) -> None:
+        super().__init__(message)
+        self.section = section
+
+    def at(self, name: str) -> str:
+        """The message where the section has another name, as `env` has under `real_env`."""
+        return re.sub(rf"^{re.escape(self.section)}(?=[.:])", lambda _: name, str(self), flags=re.MULTILINE)
 
 
 def component(section: str) -> Any:
@@ -280,6 +171,9 @@ def component(section: str) -> Any:
     return BeforeValidator(build)
 
 
+# --- validation, with errors for people --------------------------------------------------------
+
+
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
     """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows.
 
@@ -288,41 +182,116 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     try:
         config = config_class.model_validate(values)
     except ValidationError as error:
-        faults = error.errors()
-        above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
-        faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
-        # A default that depends on other fields, one of which is at fault, is no fault of its own.
-        faults = [e for e in faults if e["type"] != "default_factory_not_called"]
-        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in faults)) from None
-    if endless := list(not_finite(config, prefix)):
-        raise ConfigError(
-            "\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in endless)
-        )
+        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in _faults(error))) from None
+    if found := list(_not_finite(config, prefix)):
+        raise ConfigError("\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in found))
     return config
 
 
-_A_LIST = "A list is needed, such as [a, b]"
-_PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section is needed, such as {key: value}"}
+def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """(name, value) of each number that is infinite or NaN; what is free to hold anything, in a mapping, may be."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield name, value
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        inner = value
+    elif isinstance(value, tuple | list):
+        inner = enumerate(value)
+    elif isinstance(value, Mapping):
+        inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
+    for key, one in inner:
+        yield from _not_finite(one, f"{name}.{key}" if name else str(key))
+
+
+def _faults(error: ValidationError) -> list[Any]:
+    """Pydantic's errors, without those that only follow from another."""
+    faults = error.errors()
+    above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
+    faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
+    # A default that depends on other fields, one of which is at fault, is no fault of its own.
+    return [e for e in faults if e["type"] != "default_factory_not_called"]
 
 
 def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     path = [str(p) for p in error["loc"]]
-    owner, shown = owner_of(config_class, path)
+    owner, shown = _owner_of(config_class, path)
     name = ".".join([prefix, *shown]) if prefix else ".".join(shown)
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
     if error["type"] == "extra_forbidden":
-        fields = list(owner.model_fields)
-        nearest = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(fields))}."
+        fields = sorted(owner.model_fields)
+        hint = _nearest(path[-1], owner.model_fields, cutoff=0.5)
+        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(fields)}."
     if error["type"] == "missing":
         return f"{name}: required, but not given."
     reason = f"{cause or _PLAIN.get(error['type'], error['msg'])}".rstrip(".") + "."
     if cause is not None and isinstance(error["input"], Mapping | BaseModel):
         return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
     return f"{name}: got {error['input']!r}. {reason}"
+
+
+def _owner_of(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:
+    """The model class that holds the last key of a path, and the path without the tags of discriminated unions."""
+    owner: type[BaseModel] = config_class
+    inner: type[BaseModel] | None = config_class
+    members: Mapping[str, type[BaseModel]] = {}
+    shown = []
+    for key in path:
+        if key in members:
+            inner, members = members[key], {}
+            continue
+        shown.append(key)
+        if key.isdigit() or inner is None:  # A place in a list of models, which `_model_in` has looked through.
+            continue
+        owner = inner
+        info = owner.model_fields.get(key)
+        inner = _model_in(info.annotation) if info else None
+        members = _by_tag(info.annotation, info.discriminator) if info and isinstance(info.discriminator, str) else {}
+    return owner, shown
+
+
+def _by_tag(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
+    """The models of a discriminated union, by the tag that pydantic puts into an error's place."""
+    models = [m for m in typing.get_args(union) if isinstance(m, type) and issubclass(m, BaseModel)]
+    return {str(tag): m for m in models for tag in typing.get_args(m.model_fields[discriminator].annotation)}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated, tuple, list):
+        for inner in typing.get_args(annotation):
+            if (found := _model_in(inner)) is not None:
+                return found
+    return None
+
+
+# --- YAML files and overrides ------------------------------------------------------------------
+
+
+class Loader(yaml.SafeLoader):
+    """Safe YAML that reads 1e-5 as a number (YAML 1.1: a string) and refuses a key given twice (YAML: the last)."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for i, key in enumerate(keys):
+            if any(key.value == earlier.value for earlier in keys[:i]):
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+        return node
+
+
+class Dumper(yaml.SafeDumper):
+    """`Loader`'s counterpart: quotes strings that it would read as numbers."""
+
+
+for _class in (Loader, Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -344,46 +313,64 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     base = values.pop("base", None)
-    level = logging.DEBUG if path.parent == recipes_folder() else logging.WARNING  # What ships has been looked at.
-    return values if base is None else merge(_shared(_read_base(path, base, above), values), values, level)
+    return values if base is None else _extended(path, base, values, above)
 
 
-def _shared(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a base that is for another kind of run, the sections that recipes of both kinds have."""
-    run = over.get("run", base.get("run"))
-    if run == base.get("run") or run is None:
-        return base
-    sections = recipe_class(str(run)).model_fields
-    return {name: section for name, section in base.items() if name in sections}
-
-
-def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]:
+def _extended(path: Path, base: Any, values: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:
+    """The values of a file over those of its base; of one that is for another kind of run, its shared sections."""
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
     beside = path.parent / base
-    return read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
+    below = read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
+    run = values.get("run", below.get("run"))
+    if run is not None and run != below.get("run"):
+        below = {name: below[name] for name in below if name in recipe_class(str(run)).model_fields}
+    level = logging.DEBUG if path.parent == recipes_folder() else logging.WARNING  # What ships has been looked at.
+    return merge(below, values, level)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any], level: int = logging.WARNING) -> dict[str, Any]:
+def merge(base: Section, over: Section, level: int = logging.WARNING) -> dict[str, Any]:
     """`base` with `over` on top, section by section.
 
-    A section whose `kind` changes keeps the options that both kinds share (`shared_fields`). A line of this level says
-    what else it had.
+    A section whose `kind` changes keeps the options that both kinds share. A line of this level says what else it had.
     """
-    return on_top(remaining(base, over, functools.partial(_carried, level)), over)
+    return _on_top(_kept(base, over, level), over)
 
 
-def _carried(level: int, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What remains of the section of a name under `new`. See `merge`."""
-    section = _ELSEWHERE.get(name, name)
-    was = old.get("kind", DEFAULT_KINDS.get(section))
-    kind = new.get("kind", was)
-    if section not in KINDS or was in (None, kind):
-        return old
-    shared = shared_fields(resolve_kind(section, was, name), resolve_kind(section, kind, name))
-    if lost := sorted(old.keys() - shared - new.keys()):
-        log.log(level, f"{name}.kind: {was!r} became {kind!r}, so what was said of {', '.join(lost)} is left out")
-    return {key: value for key, value in old.items() if key in shared}
+def _on_top(base: Section, over: Section) -> dict[str, Any]:
+    """`base` with `over` on top, whatever the kinds of sections."""
+    result = {**base, **over}
+    for key, new in over.items():
+        if isinstance(old := base.get(key), Mapping) and isinstance(new, Mapping):
+            result[key] = _on_top(old, new)
+    return result
+
+
+def _kept(base: Section, over: Section, level: int, name: str = "") -> dict[str, Any]:
+    """`base`, a recipe or the section of a name, without the options that it loses where `over` changes a `kind`."""
+    result = dict(base)
+    section = SECTION_OF.get(name, name)
+    was = base.get("kind", DEFAULT_KINDS.get(section))
+    kind = over.get("kind", was)
+    if section in KINDS and was not in (None, kind):
+        shared = _shared_fields(resolve_kind(section, was, name), resolve_kind(section, kind, name))
+        if lost := sorted(base.keys() - shared - over.keys()):
+            log.log(level, f"{name}.kind: {was!r} became {kind!r}, so what was said of {', '.join(lost)} is left out")
+        result = {key: value for key, value in base.items() if key in shared}
+    for key, new in over.items():
+        if isinstance(old := result.get(key), Mapping) and isinstance(new, Mapping):
+            result[key] = _kept(old, new, level, f"{name}.{key}" if name else key)
+    return result
+
+
+def _shared_fields(a: Any, b: Any) -> set[str]:
+    """The options that two config classes have from a base of both, not those that only share a name.
+
+    Those that are `bound_to_kind` are among them only where one class extends the other.
+    """
+    bound = set() if issubclass(a, b) or issubclass(b, a) else set(a.bound_to_kind)
+    bases = [base for base in a.__mro__ if issubclass(base, BaseModel) and issubclass(b, base)]
+    return {name for base in bases for name in base.model_fields if name not in bound}
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -399,22 +386,36 @@ def parse_override(text: str) -> dict[str, Any]:
         value: Any = yaml.load(raw, Loader) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
-    if key in (*KINDS, *_ELSEWHERE) and isinstance(value, str):
+    if key in (*KINDS, *SECTION_OF) and isinstance(value, str):
         value = {"kind": value}
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+    return functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
 
 
-def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(values: Section, overrides: Iterable[str]) -> dict[str, Any]:
     """`values` with each `key=value` on top, in order; none is lost by a section's `kind` that follows it."""
     overs = [(text, parse_override(text)) for text in overrides]
-    together = functools.reduce(on_top, (over for _, over in overs), {})
-    result = remaining(values, together, functools.partial(_carried, logging.WARNING))
+    result = _kept(values, functools.reduce(_on_top, (over for _, over in overs), {}), logging.WARNING)
     for text, over in overs:
-        refuse_into_list(text, result)
-        result = on_top(result, over)
+        _refuse_into_list(text, result)
+        result = _on_top(result, over)
     return result
+
+
+def _refuse_into_list(text: str, values: Section) -> None:
+    """
+    Raises:
+        ConfigError: an override of something inside a list, which would replace all of it.
+    """
+    inner: Any = values
+    *sections, _ = keys = text.partition("=")[0].split(".")
+    for number, key in enumerate(sections, 1):
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(inner, list | tuple):
+            name = ".".join(keys[:number])
+            raise ConfigError(
+                f"override {text!r}: {name} is a list, of {len(inner)}, and is given whole: {name}='[...]'. "
+                "Or change it in a recipe of your own (`base:` names the one that it extends)."
+            )
 
 
 def find_recipe(name: str | Path, asked_by: str = "") -> Path:

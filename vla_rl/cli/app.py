@@ -33,7 +33,7 @@ from vla_rl.cli import (
     world_model,
 )
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
-from vla_rl.common.config_errors import ConfigError, check_packages
+from vla_rl.common.errors import ConfigError, check_packages
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")

@@ -54,7 +54,7 @@ def merge(
     check_writable(output)
     import torch
 
-    from vla_rl.common.devices import check_device
+    from vla_rl.distributed.process_group import check_device
     from vla_rl.policies.base import resolve_path
     from vla_rl.policies.openvla.merge import merge as run_merge
 

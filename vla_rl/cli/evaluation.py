@@ -142,7 +142,7 @@ def report(
     if not run.exists:
         raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
     with suppress(ConfigError):  # Of a status that cannot be read the page tells.
-        if (status := read_status(run)) is not None and status.text():
+        if (status := read_status(run.status)) is not None and status.text():
             typer.echo(status.text())
     typer.echo(f"report: {write_report(folder, title)}")
 

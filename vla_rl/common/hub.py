@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vla_rl.config import ConfigError
+from vla_rl.common.errors import ConfigError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
 _OWN_FOLDERS = ("checkpoints", "datasets", "runs")  # Where recipes keep what they make; nobody's name on the Hub.

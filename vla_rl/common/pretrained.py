@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.config import ConfigError
+from vla_rl.common.errors import ConfigError
 
 PREFIX = "pretrained:"
 

@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
 )
 
-from vla_rl.common.config_fields import as_list
 from vla_rl.config import Config, ConfigError
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
@@ -98,13 +97,17 @@ class AugmentConfig(Config):
         return bool(self.shift or self.crop_area < 1 or self.color)
 
 
+def _as_list(value: object) -> object:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def _as_list_or_none(value: object) -> object:
-    return as_list(value) if value else ()
+    return _as_list(value) if value else ()
 
 
 _Input = str | list[str | DatasetConfig]  # A recipe may write `datasets: path`, or a list of paths.
 Datasets = Annotated[
-    tuple[DatasetConfig, ...], Field(min_length=1), BeforeValidator(as_list, json_schema_input_type=_Input)
+    tuple[DatasetConfig, ...], Field(min_length=1), BeforeValidator(_as_list, json_schema_input_type=_Input)
 ]
 MaybeDatasets = Annotated[  # The same, where there may be none.
     tuple[DatasetConfig, ...], BeforeValidator(_as_list_or_none, json_schema_input_type=_Input)

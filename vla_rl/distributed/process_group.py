@@ -10,12 +10,13 @@ whole batch; each computes the losses of an even part, as shares of the minibatc
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vla_rl.common.devices import check_device
+from vla_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Strategy = Literal["ddp", "fsdp"]
 
+DEVICES = "auto (a GPU where torch finds one, else the CPU), cpu, cuda, cuda:N, mps"
+_DEVICE_NAMES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9][0-9]?))?")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
@@ -166,15 +169,70 @@ def entered(group: ProcessGroup) -> Iterator[None]:
         _joined.pop()
 
 
+# --- devices -----------------------------------------------------------------------------------
+
+
 def resolve_device(device: str) -> str:
     """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU.
 
     Raises:
         ConfigError: no such device, or it is not here.
     """
-    check_device(device)
     if device == "auto":
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    else:
+        check_device(device)
     return current().device if device == "cuda" and current().size > 1 else device
+
+
+def check_device_name(device: str) -> str:
+    """Return a device's name, wherever the device is. The usual names are known without torch.
+
+    Raises:
+        ConfigError: it is none; says what is allowed.
+    """
+    if _DEVICE_NAMES.fullmatch(device) is None:
+        parse_device(device)
+    return device
+
+
+def parse_device(device: str, option: str = "device") -> torch.device:
+    """The device of that name, here or not.
+
+    Raises:
+        ConfigError: naming the option, what it got and what is allowed.
+    """
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{option}: got {device!r}, allowed: {DEVICES}") from None
+    if wanted.type not in ("cpu", "cuda", "mps", torch._C._get_privateuse1_backend_name()):
+        raise ConfigError(f"{option}: got {device!r}, allowed: {DEVICES}")
+    return wanted
+
+
+def check_device(device: str, option: str = "device") -> None:
+    """Refuse a device that torch cannot compute on here, before anything is made for it.
+
+    Raises:
+        ConfigError: naming the option, what it got, what is allowed or there, and what to do.
+    """
+    if device in ("auto", "cpu"):
+        return
+    import torch
+
+    wanted = parse_device(device, option)
+    here = f"Set {option}=auto or {option}=cpu to compute here; `vla-rl doctor` says what there is."
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"it is built for CUDA {built} and finds no GPU with a driver" if built else "it is a build for CPUs"
+        raise ConfigError(f"{option}: got {device!r}, but torch {torch.__version__} has no GPU here: {why}. {here}")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(f"{option}: got {device!r}, but the GPUs here are cuda:0 to cuda:{last}. {here}")
+    if wanted.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"{option}: got {device!r}, but torch {torch.__version__} finds no Apple GPU here. {here}")

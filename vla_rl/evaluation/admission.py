@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from vla_rl.common.numbers import Number
-from vla_rl.config import Config
+from vla_rl.config import Config, Number
 
 
 class Verdict(Config):

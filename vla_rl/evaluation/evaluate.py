@@ -21,15 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
-from vla_rl.common.config_fields import TaskNames
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import Config, ConfigError, component
+from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.runner import collect, derived_seed
+from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
 # Episodes are reduced to records batch by batch, so that their images never fill the memory.
@@ -65,21 +65,17 @@ class EvalConfig(Config):
         description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",
     )
 
-    @model_validator(mode="after")
-    def _plan_has_its_own_temperature(self) -> EvalConfig:
+    def modes(self) -> dict[str, float]:
+        """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several.
+
+        Raises:
+            ConfigError: a temperature comes twice, or is not the plan's.
+        """
         if self.plan is not None and (others := [t for t in self.temperatures if t not in (0, 1)]):
             raise ConfigError(
                 f"eval.temperatures: got {others[0]:g} with eval.plan, which draws its candidates at "
                 "eval.plan.temperature; set that one, and here 1, or 0 for a greedy candidate among them"
             )
-        return self
-
-    def modes(self) -> dict[str, float]:
-        """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several.
-
-        Raises:
-            ConfigError: a temperature comes twice.
-        """
         if len(set(self.temperatures)) != len(self.temperatures):
             raise ConfigError(f"eval.temperatures: got {list(self.temperatures)}; give each once, e.g. [0, 1]")
         sampled = [t for t in self.temperatures if t > 0]
@@ -173,15 +169,6 @@ def film(
 def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = False) -> VecEnv:
     """The vector environment of an env section; `num_envs` 0 leaves the section's own number."""
     return env_config.build(num_envs=num_envs or None, record_frames=record_frames)
-
-
-def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
-    """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
-    if isinstance(held := getattr(env_config, "env", None), EnvConfig):  # Held elsewhere, as by Ray's hosts.
-        return env_config.model_copy(update={"env": with_steps_after_success(held, steps)})
-    if "steps_after_success" not in type(env_config).model_fields:
-        return env_config
-    return env_config.model_copy(update={"steps_after_success": steps})
 
 
 def policy_hash(folder: Path) -> str:

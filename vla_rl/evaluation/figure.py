@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vla_rl.common.numbers import Number
-from vla_rl.config import Config
+from vla_rl.config import Config, Number
 from vla_rl.evaluation.statistics import Interval
 
 NO_INTERVAL = Interval(math.nan, math.nan)

@@ -21,6 +21,7 @@ from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import EnvConfig, Policy, VecEnv
 from vla_rl.policies.load import load_policy
+from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode
 
 Verdict = Literal["better", "worse", "undecided"]
@@ -60,7 +61,7 @@ class GateConfig(Config):
 
     def build_env(self, real: EnvConfig) -> VecEnv:
         """Start the checks' environment, which records what is to be kept."""
-        from vla_rl.evaluation.evaluate import build_env, with_steps_after_success
+        from vla_rl.evaluation.evaluate import build_env
 
         return build_env(
             with_steps_after_success(real, self.steps_after_success), record_frames=self.keep_episodes == "frames"

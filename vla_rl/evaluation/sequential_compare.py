@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from vla_rl.common.config_fields import TaskNames
-from vla_rl.config import Config
+from vla_rl.config import Config, TaskNames
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.common.config_fields import TaskNames
-from vla_rl.config import Config, ConfigError, component
+from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.interfaces import PlanningConfig
 from vla_rl.types import Split
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
-from vla_rl.common.devices import check_name
 from vla_rl.config import (
     RUNS,
     Config,
@@ -26,17 +25,13 @@ from vla_rl.config import (
     validate,
 )
 from vla_rl.distributed.config import DistributedConfig
-from vla_rl.distributed.process_group import resolve_device
+from vla_rl.distributed.process_group import check_device_name, resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
 from vla_rl.training.metrics import LogConfig
-
-
-def _known_device(name: str) -> str:
-    return check_name(name)
 
 
 class Rule(NamedTuple):
@@ -79,7 +74,7 @@ class Recipe(Config):
     name: str = Field(description="Names the run's folder.")
     description: str = Field(default="", description="What the recipe is for, in a sentence.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Of everything random.")
-    device: Annotated[str, AfterValidator(_known_device)] = Field(
+    device: Annotated[str, AfterValidator(check_device_name)] = Field(
         default="auto", description="auto, cpu, cuda, cuda:N or mps."
     )
     parallel: Literal["ddp", "fsdp"] = Field(
@@ -171,20 +166,21 @@ def read_recipe(values: Mapping[str, Any]) -> Recipe:
     if "run" not in values:
         raise ConfigError(f"run: the recipe does not say what it is for; add one of: {', '.join(RUNS)}")
     config_class: type[Any] = recipe_class(str(values["run"]))
-    _check_sections(values, config_class)
+    if unknown := sorted(values.keys() - config_class.model_fields.keys()):
+        _check_sections(str(values["run"]), unknown)
     return validate(config_class, dict(values))
 
 
-def _check_sections(values: Mapping[str, Any], config_class: type[Recipe]) -> None:
+def _check_sections(own: str, unknown: Sequence[str]) -> None:
     """
     Raises:
-        ConfigError: sections that only recipes of other kinds have.
+        ConfigError: of the sections unknown to recipes of `own` kind, some are those of other kinds.
     """
     faults = []
-    for name in sorted(values.keys() - config_class.model_fields.keys()):
+    for name in unknown:
         if kinds := [run for run in RUNS if name in recipe_class(run).model_fields]:
             faults.append(
-                f"{name}: a recipe of run {values['run']!r} has no such section; run {', '.join(kinds)} has. Leave it "
+                f"{name}: a recipe of run {own!r} has no such section; run {', '.join(kinds)} has. Leave it "
                 "out, or set run"
             )
     if faults:

@@ -12,8 +12,7 @@ import yaml
 
 from vla_rl.common.run_folder import RunFolder, command_of
 from vla_rl.common.run_status import RunStatus, read_status
-from vla_rl.common.yaml_text import Loader
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, Loader
 from vla_rl.evaluation.compare import Comparison, compare
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.suites import SuiteResults
@@ -102,7 +101,7 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
 
 def _read_status(run: RunFolder, missing: list[str]) -> RunStatus | None:
     try:
-        return read_status(run)
+        return read_status(run.status)
     except ConfigError as error:
         missing.append(str(error))
         return None

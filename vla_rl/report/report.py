@@ -20,8 +20,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.resume import change_texts
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import RunFolder, read_changes
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
@@ -353,3 +352,12 @@ def _interval_text(interval: Sequence[float | None], signed: bool = True) -> str
 
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def change_texts(run: RunFolder) -> list[str]:
+    """What was changed when a run was resumed, a line each time, for its report."""
+    lines = []
+    for change in read_changes(run):
+        parts = (f"{name} from {pair['from']} to {pair['to']}" for name, pair in change["changed"].items())
+        lines.append(f"{change['time'].replace('T', ' ')}, after step {change['after'] or 0}: {', '.join(parts)}")
+    return lines

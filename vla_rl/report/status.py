@@ -17,7 +17,7 @@ def status_lines(run: RunFolder) -> list[str]:
 
     Of a run without iterations, such as a fit, what it logged last.
     """
-    status, lines = read_status(run), [f"run: {run.path}"]
+    status, lines = read_status(run.status), [f"run: {run.path}"]
     if status is not None:
         lines.append(status.text() or f"This run is finished. As of {status.updated.replace('T', ' ')}.")
         if status.is_running and status.dashboard:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from vla_rl.config import Config
-from vla_rl.interfaces import HalvedEnv
+from vla_rl.interfaces import EnvConfig, HalvedEnv
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import EnvConfig, Policy, VecEnv
+    from vla_rl.interfaces import Policy, VecEnv
     from vla_rl.recipe.runs import TrainRecipe
     from vla_rl.rollout.runner import EpisodeRunner
 
@@ -163,6 +163,15 @@ class LaterEnv:
         """End it, where it has started."""
         if self._env is not None:
             self._env.close()
+
+
+def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
+    """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
+    if isinstance(held := getattr(env_config, "env", None), EnvConfig):  # Held elsewhere, as by Ray's hosts.
+        return env_config.model_copy(update={"env": with_steps_after_success(held, steps)})
+    if "steps_after_success" not in type(env_config).model_fields:
+        return env_config
+    return env_config.model_copy(update={"steps_after_success": steps})
 
 
 class RolloutConfig(Config, ABC):

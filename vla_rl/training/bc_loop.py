@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vla_rl.common.progress import step_progress
-from vla_rl.common.resume import is_free
+from vla_rl.common.run_folder import is_free
 from vla_rl.data.dataset import BCDataset
 from vla_rl.data.statistics import compute_statistics, unlike
 from vla_rl.distributed.process_group import current

@@ -38,14 +38,12 @@ class EarlierRollouts:
         self._groups = groups
 
     @classmethod
-    def of(cls, config: TrainConfig, world: ProcessGroup) -> Self | None:
-        """Return a run's, or None if it learns from none again.
+    def of(cls, config: TrainConfig, world: ProcessGroup) -> Self:
+        """Return those of a run with `train.reuse`.
 
         Raises:
             ValueError: several processes train together.
         """
-        if not config.reuse:
-            return None
         if world.size > 1:
             raise ValueError(
                 f"train.reuse: got {config.reuse} with {world.size} processes, and checkpoints hold one process's "

@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vla_rl.common.devices import parse_device
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
+from vla_rl.distributed.process_group import parse_device
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder, read_json
 from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions

@@ -20,15 +20,16 @@ from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_status import RunSteps
 from vla_rl.distributed.process_group import current, resolve_device
-from vla_rl.evaluation.evaluate import evaluate, with_steps_after_success
+from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import GroupOrder, own_state
+from vla_rl.rollout.source import GroupOrder, own_state, with_steps_after_success
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
     checkpoint_path,
@@ -43,15 +44,18 @@ from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.earlier_rollouts import EarlierRollouts
 from vla_rl.training.metrics import MetricLogger, SilentLogger
 from vla_rl.training.rollout_success import success_metrics
-from vla_rl.training.steps import AFTER, BEFORE, REPORT, RL, RunSteps
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.results import Evaluation
     from vla_rl.recipe.runs import TrainRecipe
+    from vla_rl.training.train import TrainConfig
 
 _ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
+BEFORE, RL, AFTER, REPORT = "evaluation before", "iterations", "evaluation after", "report"
+# A run's steps, by train.evaluate.
+STEPS = {"before_and_after": (BEFORE, RL, AFTER, REPORT), "after": (RL, AFTER, REPORT), "never": (RL, REPORT)}
 
 
 class NoSuccessError(ValueError):
@@ -65,6 +69,7 @@ class TrainingRun:
         iteration: iterations finished.
         world: the processes that share the run; each has an instance of this class, and the first one writes.
         learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
+        earlier: rollouts to learn from once more; None without `train.reuse`.
         demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
         demonstration_loss: what `learner.update` calls for the anchor; None without demonstrations.
     """
@@ -82,7 +87,7 @@ class TrainingRun:
         self._best: tuple[float, int] | None = None  # validation success, iteration
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
-        self.steps = RunSteps(self.folder, self.config, recipe.log.console, self.world.is_main)
+        self.steps = run_steps(self.folder, self.config, recipe.log.console, self.world.is_main)
         self._opened = ExitStack()
         rollouts = recipe.model_copy(update={"env": with_steps_after_success(recipe.env, 0)})  # RL learns from none.
         self.env = self._opened.enter_context(closing(recipe.rollout.build_env(rollouts.env)))
@@ -90,11 +95,12 @@ class TrainingRun:
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
-            self.demonstrations = self._open_demonstrations() if recipe.needs_demonstrations else None
+            needed = recipe.sft if recipe.needs_demonstrations else None
+            self.demonstrations = needed and Demonstrations(self.policy, needed, self.env.spec, recipe.seed, self.world)
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
             self.gate = self._open_gate() if recipe.gate.every else None
-            self.earlier = EarlierRollouts.of(self.config, self.world)
+            self.earlier = EarlierRollouts.of(self.config, self.world) if self.config.reuse else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self.source = self._opened.enter_context(closing(recipe.rollout.build(rollouts, self.env, self.world)))
@@ -163,10 +169,6 @@ class TrainingRun:
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
             raise NoSuccessError(self._no_success(len(played)))
         return episodes
-
-    def with_earlier(self, episodes: list[Episode]) -> list[Episode]:
-        """Return a rollout's episodes, and with `train.reuse` those of earlier ones too, which now count once more."""
-        return self.earlier.beside(episodes, self.iteration) if self.earlier else episodes
 
     def _no_success(self, num_episodes: int) -> str:
         whole_spec = (self.recipe.real_env or self.recipe.env).env_spec()
@@ -335,7 +337,7 @@ class TrainingRun:
             "sampler": self.sampler.state(),
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
             "gate": self.gate.state() if self.gate else None,
-            "env": self._env_state(),
+            "env": self.env.state() if isinstance(self.env, StatefulEnv) else None,  # A world model's noise.
             "sources": sources,
             "earlier": self.earlier.state() if self.earlier else [],
         }
@@ -369,10 +371,6 @@ class TrainingRun:
         self._best = (state["best"][0], state["best"][1]) if state["best"] else None
         return self.iteration
 
-    def _env_state(self) -> Any:
-        """What a world model's noise depends on besides seeds; None of a simulator, whose episodes depend on none."""
-        return self.env.state() if isinstance(self.env, StatefulEnv) else None
-
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
         self._is_looping = False
@@ -392,13 +390,6 @@ class TrainingRun:
         """Write report.html: the run is finished."""
         self.steps.begin(REPORT, self.iteration)
         self.steps.end(self.iteration, "finished")
-
-    # --- demonstrations ---------------------------------------------------------------------
-
-    def _open_demonstrations(self) -> Demonstrations:
-        """Open the recipe's demonstrations, for the algorithm's anchor or the control."""
-        assert self.recipe.sft is not None, "a rule of the recipe's class"
-        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
 
     # --- as a context -----------------------------------------------------------------------
 
@@ -444,3 +435,14 @@ class TrainingRun:
 
     def _progress(self, total: int, text: str, transient: bool = False) -> Any:
         return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)
+
+
+def run_steps(folder: RunFolder, config: TrainConfig, show: bool, write: bool) -> RunSteps:
+    """What says where an RL run is."""
+
+    def write_page(path: Path) -> None:
+        from vla_rl.report.report import write_report
+
+        write_report(path)
+
+    return RunSteps(folder.status, STEPS[config.evaluate], config.iterations, write_page, show, write)

@@ -84,7 +84,8 @@ def train(
             run.evaluate("base")
         while run.goes_on():
             episodes = run.roll_out()
-            batch = run.learner.prepare(run.with_earlier(episodes))
+            together = run.earlier.beside(episodes, run.iteration) if run.earlier else episodes
+            batch = run.learner.prepare(together)
             metrics = run.learner.update(batch, run.demonstration_loss)
             run.finish_iteration(episodes, metrics)
             if run.is_due(cfg.validate_every):

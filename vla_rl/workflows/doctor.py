@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.common import devices
 from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
+from vla_rl.distributed import process_group
 from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0
@@ -154,7 +154,7 @@ def check_device(wanted: str = "auto") -> Check:
     from vla_rl.common.precision import wants_bf16
 
     try:
-        devices.check_device(wanted)
+        process_group.check_device(wanted)
     except ConfigError as error:
         fix = "set device=auto or device=cpu, or check the GPU with nvidia-smi and that torch is a CUDA build"
         return Check("device", "missing", str(error).partition(". Set")[0], fix, needed=True)

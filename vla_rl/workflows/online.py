@@ -15,6 +15,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import ONLINE, check
 from vla_rl.recipe.runs import OnlineRecipe
+from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import (  # fmt: skip
@@ -80,8 +81,6 @@ class _Run(ReplayLearning):
 
     def finish(self) -> dict[str, float]:
         """Make the rounds that remain, and save the policy."""
-        from vla_rl.evaluation.evaluate import with_steps_after_success
-
         done = self.resume()
         if done is not None:
             self.replay.restore(done)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.common.config_fields import TaskName
-from vla_rl.config import ConfigError, component
+from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import EnvConfig, TrustError
 from vla_rl.types import EnvSpec

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from vla_rl.common import run_folder as run
-from vla_rl.common.resume import change_texts, is_free, read_changes
-from vla_rl.common.run_folder import RunFolder, git_commit, open_run
+from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes
 from vla_rl.common.run_status import write_status
 from vla_rl.config import Config, ConfigError, read_yaml, validate
+from vla_rl.report.report import change_texts
 
 
 class Section(Config):
@@ -264,7 +264,7 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
     """Two in one folder: the second one's metrics replaced the file that the first went on writing to."""
     folder = open_run(Asked(), tmp_path / "run", resume=False)
     status = RunFolder(folder).status
-    write_status(RunFolder(folder), "iterations", 1, 2, 3, 20, "running")
+    write_status(RunFolder(folder).status, "iterations", 1, 2, 3, 20, "running")
     own = json.loads(status.read_text())
     assert open_run(Asked(), folder, resume=True) == folder, "its own process, as a loop's"
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -27,7 +27,7 @@ AHEAD = {
 
 def said(folder: Path, *rows: dict[str, float]) -> str:
     run = RunFolder(folder)
-    write_status(run, "iterations", 1, 2, len(rows), 20, "finished")
+    write_status(run.status, "iterations", 1, 2, len(rows), 20, "finished")
     run.config.write_text("name: toy\n")
     run.metrics.write_text("".join(json.dumps({"step": n} | row) + "\n" for n, row in enumerate(rows)))
     result = CliRunner().invoke(app, ["status", str(folder)])
@@ -54,7 +54,7 @@ def test_the_dashboard_of_the_machines_is_linked_while_the_run_goes_on(tmp_path:
     run, page = RunFolder(tmp_path), "http://10.0.0.7:8265"
     said(tmp_path, LOCAL)
     for state in ("running", "stopped"):
-        write_status(run, "iterations", 1, 2, 1, 20, state, page)
+        write_status(run.status, "iterations", 1, 2, 1, 20, state, page)
         text = CliRunner().invoke(app, ["status", str(tmp_path)]).output
         write_report(tmp_path)
         shown = run.report.read_text()

@@ -11,10 +11,10 @@ from tiny_run import save_small_policy, small_recipe
 from typer.testing import CliRunner
 
 from vla_rl.cli import app as cli
+from vla_rl.common import run_status
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.run_status import read_status
 from vla_rl.rollout.source import LocalSource
-from vla_rl.training import steps
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 
@@ -30,8 +30,8 @@ def policy(tmp_path_factory) -> Path:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each iteration's page is written, however long that takes."""
-    monkeypatch.setattr(steps, "_PAGE_SECONDS", 0.0)
-    monkeypatch.setattr(steps, "_PAGE_SHARE", 1e9)
+    monkeypatch.setattr(run_status, "_PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(run_status, "_PAGE_SHARE", 1e9)
 
 
 def report_of(folder: Path) -> str:
@@ -60,7 +60,7 @@ def test_the_console_says_where_and_which_step_of_how_many(policy, tmp_path, cap
     for line, row in zip(iterations, learned, strict=True):
         assert ("update/approx_kl" in line) == ("update/approx_kl" in row)
         assert ("update/kl_reference" in line) == ("update/kl_reference" in row)
-    status = read_status(RunFolder(folder))
+    status = read_status(RunFolder(folder).status)
     assert status is not None and (status.state, status.text()) == ("finished", "")
     assert RELOADS not in (folder / "report.html").read_text()
     assert "This run" not in report_of(folder)

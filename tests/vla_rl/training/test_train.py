@@ -26,8 +26,7 @@ from sim.dummy import DummyConfig
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.learner import Learner
 from vla_rl.common.atomic import DiskFullError
-from vla_rl.common.resume import read_changes
-from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.common.run_folder import RunFolder, open_run, read_changes
 from vla_rl.config import ConfigError, dump_yaml, read_yaml
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation

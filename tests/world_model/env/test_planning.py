@@ -177,6 +177,6 @@ def test_what_does_not_fit_is_refused(monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"plan\.candidats: unknown key.*Did you mean 'candidates'"):
         validate(EvalConfig, {"plan": {"world_model": "x", "candidats": 3}}, prefix="eval")
     with pytest.raises(ConfigError, match=r"eval\.temperatures: got 0\.7 with eval\.plan, which draws"):
-        validate(EvalConfig, {"plan": {"world_model": "x"}, "temperatures": [0, 0.7]}, prefix="eval")
+        validate(EvalConfig, {"plan": {"world_model": "x"}, "temperatures": [0, 0.7]}, prefix="eval").modes()
     config = validate(EvalConfig, {"plan": {"world_model": "x", "candidates": 3}})
     assert validate(EvalConfig, config.model_dump(mode="json")) == config and isinstance(config.plan, PlanConfig)

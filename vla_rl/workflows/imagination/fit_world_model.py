@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import rich
 
-from vla_rl.common.resume import Changed
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe

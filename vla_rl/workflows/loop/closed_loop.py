@@ -18,13 +18,13 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
-from vla_rl.evaluation.evaluate import with_steps_after_success
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.report.report import write_report
+from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
@@ -127,7 +127,7 @@ def telling(run: RunFolder, rounds: Sequence[Round], show: Callable[[str], None]
 
     def tell(text: str) -> None:
         number = min(1 + sum(done.finished for done in rounds), len(rounds))
-        write_status(run, text, number, len(rounds), 0, 0, "running")
+        write_status(run.status, text, number, len(rounds), 0, 0, "running")
         show(text)
 
     return tell
@@ -256,7 +256,7 @@ def conclude(
     write_text_atomic(run.gate, json.dumps(power | {"checks": checks}, indent=1) + "\n")
     shutil.copyfile(RunFolder(finished[-1].run).admission, run.admission)
     write_text_atomic(run.metrics, _metrics(recipe, finished))
-    write_status(run, "report", len(rounds), len(rounds), 0, 0, "finished")
+    write_status(run.status, "report", len(rounds), len(rounds), 0, 0, "finished")
     if len(after) > 1:
         summarize_controls(recipe, run.path, base, after)
     else:

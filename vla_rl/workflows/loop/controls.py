@@ -16,7 +16,7 @@ from vla_rl.evaluation.gate import GateConfig
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe, TrainRecipe
 from vla_rl.report.report import write_report
-from vla_rl.training.steps import RunSteps
+from vla_rl.training.run import run_steps
 from vla_rl.training.train import train
 from vla_rl.workflows.ablate import summarize
 from vla_rl.workflows.jobs import FINAL, Job
@@ -128,7 +128,7 @@ def _start(
 
 def _conclude(recipe: TrainRecipe, run: Path) -> None:
     """A run that was killed between its last evaluation and its report gets that now; only videos may be missing."""
-    RunSteps(RunFolder(run), recipe.train, show=False, write=True).conclude()
+    run_steps(RunFolder(run), recipe.train, show=False, write=True).conclude()
 
 
 def _wait(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_rl.common.numbers import Number
-from vla_rl.config import Config
+from vla_rl.config import Config, Number
 from vla_rl.evaluation.bootstrap import mean_bands
 
 # An error below one gray level: what is equal to the eye must not rule a mean.

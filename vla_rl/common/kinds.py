@@ -1,0 +1,111 @@
+"""What each `kind` of a recipe's section, and each kind of run, stands for: the one place that names other packages."""
+
+from __future__ import annotations
+
+# section -> kind -> where its config class lives.
+KINDS: dict[str, dict[str, str]] = {
+    "env": {
+        "tabletop": "sim.tabletop:TabletopConfig",
+        "libero": "sim.libero:LiberoConfig",
+        "robosuite": "sim.robosuite.env:RobosuiteConfig",
+        "maniskill": "sim.maniskill:ManiSkillConfig",
+        "metaworld": "sim.metaworld:MetaWorldConfig",
+        "robotwin": "sim.robotwin:RoboTwinConfig",
+        "gymnasium": "sim.gymnasium_env:GymnasiumConfig",
+        "remote": "sim.remote:RemoteConfig",
+        "dummy": "sim.dummy:DummyConfig",
+        "world_model": "world_model.env.config:WorldModelEnvConfig",
+    },
+    "world_model": {
+        "latent_video": "world_model.fit.config:FitConfig",
+    },
+    "failure": {
+        "conformal": "real_robot.failure.config:FailureConfig",
+    },
+    "transport": {
+        "ros1": "real_robot.transports.ros1:Ros1Config",
+        "ros2": "real_robot.transports.configs:Ros2Config",
+        "rclpy": "real_robot.transports.rclpy_node:RclpyConfig",
+        "rosbridge": "real_robot.transports.configs:RosbridgeConfig",
+        "lerobot": "real_robot.transports.lerobot:LeRobotConfig",
+    },
+    "policy": {
+        "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
+        "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
+        "value_guided": "vla_rl.offpolicy.value_guided_config:ValueGuidedConfig",
+        "advantage_conditioned": "vla_rl.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
+    },
+    "algo": {
+        "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
+        "mc_grpo": "vla_rl.algorithms.mc_grpo:MCGRPOConfig",
+        "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
+        "ppo": "vla_rl.algorithms.ppo:PPOConfig",
+        "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
+        "dr_grpo": "vla_rl.algorithms.dr_grpo:DRGRPOConfig",
+    },
+    "dynamics": {
+        "transformer": "world_model.config:TransformerConfig",
+        "wan": "world_model.config:WanConfig",
+    },
+    "values": {
+        "world_model": "world_model.env.value_config:WorldModelValuesConfig",
+    },
+    "env.reward": {
+        "learned": "vla_rl.rewards.kinds:LearnedRewardConfig",
+        "simulator": "vla_rl.rewards.kinds:SimulatorRewardConfig",
+    },
+    "rollout": {
+        "local": "vla_rl.rollout.source:LocalRolloutConfig",
+        "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
+    },
+    "plan": {
+        "best_of_n": "world_model.env.plan_config:PlanConfig",
+    },
+}
+
+# kind of run -> where the class of its recipes lives.
+RUNS: dict[str, str] = {
+    "eval": "vla_rl.recipe.recipe:Recipe",
+    "sft": "vla_rl.recipe.runs:SFTRecipe",
+    "train": "vla_rl.recipe.runs:TrainRecipe",
+    "fit": "vla_rl.recipe.runs:FitRecipe",
+    "loop": "vla_rl.recipe.runs:LoopRecipe",
+    "offline": "vla_rl.recipe.runs:OfflineRecipe",
+    "online": "vla_rl.recipe.runs:OnlineRecipe",
+    "hil": "vla_rl.recipe.runs:HilRecipe",
+    "rac": "vla_rl.recipe.runs:RacRecipe",
+    "reward": "vla_rl.recipe.runs:RewardRecipe",
+    "failure": "vla_rl.recipe.runs:FailureRecipe",
+    "hub": "vla_rl.recipe.runs:HubRecipe",
+}
+
+
+# section -> the class that whatever it holds extends.
+BASES: dict[str, str] = {
+    "env": "vla_rl.interfaces:EnvConfig",
+    "world_model": "vla_rl.interfaces:WorldModelFitConfig",
+    "failure": "vla_rl.interfaces:FailureDetectionConfig",
+    "policy": "vla_rl.policies.base:PolicyConfig",
+    "algo": "vla_rl.algorithms.base:AlgoConfig",
+    "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
+    "plan": "vla_rl.interfaces:PlanningConfig",
+    "env.reward": "vla_rl.rewards.base:RewardConfig",
+    "rollout": "vla_rl.rollout.source:RolloutConfig",
+    "transport": "real_robot.transports.base:TransportConfig",
+    "dynamics": "world_model.config:DynamicsConfig",
+}
+
+
+# Those that the tables above name.
+OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
+DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local", "dynamics": "transformer"}  # Where a section names none.
+# Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
+SECTION_OF = {
+    "real_env": "env",
+    "env.first_frames": "env",
+    "real_env.reward": "env.reward",
+    "eval.plan": "plan",
+    "collect.plan": "plan",
+    "algo.values": "values",
+    "world_model.model.dynamics": "dynamics",
+}
