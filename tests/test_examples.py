@@ -80,7 +80,9 @@ def test_the_policy_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_algorithm_learns() -> None:
-    algo = build_component("algo", {"kind": "my_algorithm:SelfImitationConfig", "lr": 0.03, "minibatch_size": 64})
+    algo = build_component(
+        "algo", {"kind": "my_algorithm:SelfImitationConfig", "optim": {"lr": 0.03}, "minibatch_size": 64}
+    )
     policy = ToyPolicy()
     learner = algo.build(policy, seed=0)
     rates = []
@@ -99,7 +101,7 @@ def test_a_recipe_with_all_of_ones_own_trains(tmp_path: Path) -> None:
         "name": "mine",
         "env": {"kind": "my_env:SliderConfig", "image_size": 32, "num_envs": 8},
         "policy": {"kind": "my_policy:BinsConfig"},
-        "algo": {"kind": "my_algorithm:SelfImitationConfig", "lr": 0.003, "minibatch_size": 128},
+        "algo": {"kind": "my_algorithm:SelfImitationConfig", "optim": {"lr": 0.003}, "minibatch_size": 128},
         "train": {"iterations": 2, "groups": 8, "group_size": 2, "evaluate": "never", "allow_no_success": True},
         "log": {"tensorboard": False, "console": False},
     }

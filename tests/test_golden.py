@@ -29,9 +29,9 @@ from vla_rl.config import KINDS, RUNS, Config, recipe_class, resolve_kind  # noq
 from vla_rl.training.train import train  # noqa: E402
 
 FRESH = ("sampling.kind=vade", "sampling.first_state=0", "sampling.train_states=null")
-PLAIN = ("algo.lr=5e-6", "algo.minibatch_size=512")
+PLAIN = ("algo.optim.lr=5e-6", "algo.minibatch_size=512")
 SHORT_RUNS = {
-    "grpo": ("algo.kl_coef=0.01", "algo.optimizer=muon", "train.resample_budget=2", *FRESH),
+    "grpo": ("algo.kl_coef=0.01", "algo.optim.name=muon", "train.resample_budget=2", *FRESH),
     "mc_grpo": (*PLAIN, "algo.kind=mc_grpo", "algo.epochs=2", "algo.loss_reduction=trajectory_mean"),
     "rloo": (*PLAIN, "algo.kind=rloo", "algo.ratio_level=chunk", "algo.dual_clip=3", "train.control=shuffled_rewards"),
     "ppo": (*PLAIN, "algo.kind=ppo", "policy.value_head=true", "algo.advantage_level=action", "algo.entropy_coef=0.01"),

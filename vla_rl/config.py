@@ -1,8 +1,8 @@
 """Configs: frozen pydantic models read from YAML, components chosen by `kind`, overrides, errors for people.
 
 A recipe is one YAML file. It may name a `base:` recipe, whose values it extends. `key=value` arguments override
-(`algo.lr=1e-5`). What a section builds is chosen by its `kind`: a name of `common/kinds.py`, or "package.module:Class"
-for a user's own config class. It is imported when a recipe names it: this module imports no torch and no simulator.
+(`algo.optim.lr=1e-5`). What a section builds is chosen by its `kind`: a name of `common/kinds.py`, or your own class,
+"package.module:Class". It is imported when a recipe names it: this module imports no torch and no simulator.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _class_of(field: str, kind: str, known: Mapping[str, str], base_name: str, w
     return found
 
 
-def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+def _nearest(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
@@ -220,9 +220,11 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     if isinstance(cause, ConfigError):
         return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
     if error["type"] == "extra_forbidden":
-        fields = sorted(owner.model_fields)
-        hint = _nearest(path[-1], owner.model_fields, cutoff=0.5)
-        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(fields)}."
+        own = owner.model_fields
+        known = {k: f"{s}.{k}" for s, i in own.items() if (m := _model_in(i.annotation)) for k in m.model_fields}
+        nearest = difflib.get_close_matches(path[-1], {**known, **own}, n=1, cutoff=0.5)
+        hint = "".join(f" Did you mean {(key if key in own else known[key])!r}?" for key in nearest)
+        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(own))}."
     if error["type"] == "missing":
         return f"{name}: required, but not given."
     reason = f"{cause or _PLAIN.get(error['type'], error['msg'])}".rstrip(".") + "."
@@ -374,14 +376,14 @@ def _shared_fields(a: Any, b: Any) -> set[str]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Read `"algo.lr=1e-5"` as `{"algo": {"lr": 1e-05}}`, and `"algo=ppo"` as `{"algo": {"kind": "ppo"}}`.
+    """Read `"train.groups=8"` as `{"train": {"groups": 8}}`, and `"algo=ppo"` as `{"algo": {"kind": "ppo"}}`.
 
     Raises:
         ConfigError: key or value cannot be read.
     """
     key, equals, raw = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")
+        raise ConfigError(f"override {text!r}: expected key=value, for example algo.optim.lr=1e-5")
     try:
         value: Any = yaml.load(raw, Loader) if raw else None
     except yaml.YAMLError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 from world_model.config import ObjectsConfig, PosteriorConfig
 
 
@@ -14,14 +14,9 @@ class StageConfig(TrainerConfig):
 
     steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
     batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
-    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
-    warmup_steps: NonNegativeInt = Field(default=50, description="Updates over which the learning rate rises from 0.")
+    optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50, max_bad_steps=20)
     final_lr_fraction: float = Field(
         default=0.05, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
-    )
-    max_bad_steps: PositiveInt = Field(
-        default=20,
-        description="Stop after this many updates in a row with NaN or infinite loss or gradients (each is skipped).",
     )
 
 
@@ -33,7 +28,7 @@ class DistillationConfig(StageConfig):
         description="Updates, after which the world model imagines with one step of the flow; 0: no distillation. What "
         "it learns from is the dynamics with its own sampling_steps, which must be 2 or more.",
     )
-    lr: PositiveFloat = Field(default=2e-4, description="Peak learning rate.")
+    optim: OptimConfig = OptimConfig(lr=2e-4, warmup_steps=50, max_bad_steps=20)
     ema_decay: float = Field(
         default=0.98, ge=0, lt=1, description="Decay of an average of the weights, which is the result; 0: the last."
     )
@@ -46,8 +41,7 @@ class ObjectsStageConfig(StageConfig):
     batch_size: PositiveInt = Field(
         default=96, description="Episodes per update; the probe sees half as many single frames."
     )
-    lr: PositiveFloat = Field(default=2e-3, description="Peak learning rate.")
-    warmup_steps: NonNegativeInt = Field(default=100, description="Updates over which it rises from 0.")
+    optim: OptimConfig = OptimConfig(lr=2e-3, warmup_steps=100, max_bad_steps=20)
     network: ObjectsConfig | None = Field(default=None, description="What it is made of; null: as it is in start_from.")
     mirror: bool = Field(
         default=False,
@@ -71,8 +65,7 @@ class PosteriorStageConfig(PosteriorConfig, StageConfig):
     batch_size: PositiveInt = Field(
         default=40, description="Clips per update, dealt to the members in turn; at least one for each."
     )
-    lr: PositiveFloat = Field(default=3e-3, description="Peak learning rate.")
-    warmup_steps: NonNegativeInt = Field(default=20, description="Updates over which it rises from 0.")
+    optim: OptimConfig = OptimConfig(lr=3e-3, warmup_steps=20, max_bad_steps=20)
 
     @model_validator(mode="after")
     def _each_member_learns(self) -> PosteriorStageConfig:

@@ -10,7 +10,7 @@ from real_robot.failure.conformal import BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import FailureDetectionConfig
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
@@ -45,12 +45,7 @@ class NetworkConfig(TrainerConfig):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="While training.")
     steps: PositiveInt = Field(default=1500, description="Updates.")
     batch_size: PositiveInt = Field(default=128, description="Embeddings, or for SAFE episodes, in an update.")
-    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
-    weight_decay: NonNegativeFloat = Field(default=1e-2, description="Decoupled weight decay.")
-    grad_clip: PositiveFloat | None = Field(
-        default=None, description="Largest gradient norm, to which larger ones are scaled; null: no clipping."
-    )
+    optim: OptimConfig = OptimConfig(lr=1e-3, betas=(0.9, 0.999), grad_clip=None)
 
 
 class FloatConfig(ScoreConfig):
@@ -83,7 +78,7 @@ class SAFEConfig(ScoreConfig):
         description="How the threshold varies over time; a probability has a scale of its own, so it is constant.",
     )
     network: NetworkConfig = NetworkConfig(
-        width=128, layers=1, dropout=0.3, steps=1000, batch_size=64, weight_decay=0.1
+        width=128, layers=1, dropout=0.3, steps=1000, batch_size=64, optim=OptimConfig(weight_decay=0.1)
     )
 
 

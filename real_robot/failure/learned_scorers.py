@@ -103,7 +103,7 @@ def train(
         section: with the options, for messages: "failure.rnd.network".
 
     Raises:
-        TrainingDivergedError: `config.max_bad_steps` updates in a row had a NaN or infinite loss or gradient.
+        TrainingDivergedError: `max_bad_steps` updates in a row had a NaN or infinite loss or gradient.
     """
     import torch
 

@@ -23,7 +23,7 @@ _MODEL = {
     "success": {"width": 32, "depth": 1},
     "frame_steps": 4,
 }
-_STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
+_STAGE = {"steps": 3, "batch_size": 4, "optim": {"warmup_steps": 1}}
 
 
 def collect(folder: Path, start_index: int = 0, objects: bool = False) -> Path:

@@ -18,7 +18,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.training.train import train
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
-FEW = ("train.iterations=2", "train.groups=2", "algo.optimizer=muon", "algo.kl_coef=0.01")
+FEW = ("train.iterations=2", "train.groups=2", "algo.optim.name=muon", "algo.kl_coef=0.01")
 EXACT = 1e-3
 
 

@@ -21,7 +21,7 @@ RECIPE: dict[str, Any] = {
     "env": {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
     # Two states from which a random walk succeeds now and then: the dot starts near the square.
     "sampling": {"first_state": 7, "train_states": 2},
-    "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
+    "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},
     "train": {"iterations": 4, "groups": 4, "group_size": 4, "save_every": 1, "evaluate": "never"},
     "eval": {"episodes_per_task": 4, "videos": 0},
     "log": {"tensorboard": False, "console": False},

@@ -40,7 +40,7 @@ from vla_rl.types import Episode, EpisodeSpec
 
 ENV = DummyConfig(num_envs=4, tasks=("reach_red",), horizon=8)
 GROUPS, GROUP_SIZE = 5, 4  # Five groups in two processes: three and two.
-SMALL = {"minibatch_size": 14, "micro_batch_size": 3, "epochs": 2, "lr": 1e-3}
+SMALL = {"minibatch_size": 14, "micro_batch_size": 3, "epochs": 2, "optim": {"lr": 1e-3}}
 MEMORY_OPTIONS = {"precision": "fp32"}
 MEMORY_BATCH = 2
 SPEC = fake_env_spec()
@@ -125,7 +125,9 @@ def whole_on_main(tensors: dict[str, torch.Tensor], world: ProcessGroup) -> dict
 def clone(dataset: Path, folder: Path, world: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights, optimizer state, average and metrics after two steps of behavior cloning."""
     policy = make_policy(folder)
-    config = SFTConfig(datasets=[str(dataset)], batch_size=7, grad_accumulation=2, ema_decay=0.5, warmup_steps=0)
+    config = SFTConfig(
+        datasets=[str(dataset)], batch_size=7, grad_accumulation=2, ema_decay=0.5, optim={"warmup_steps": 0}
+    )
     world.distribute(policy)
     cloning = BCTrainer(policy, config, world=world)
     data = open_bc_dataset(config, policy, ENV.env_spec())
@@ -163,7 +165,7 @@ def memory(world: ProcessGroup) -> dict[str, int]:
     return {
         "weights": held(policy.parameters()),
         "gradients": held(p.grad for p in trained if p.grad is not None),
-        "optimizer": held(t for entries in optimizer.state.values() for t in entries.values() if t.ndim),
+        "optim": {"name": held(t for entries in optimizer.state.values() for t in entries.values() if t.ndim)},
         "step": least(step),
         "rollout": least(act),
     }

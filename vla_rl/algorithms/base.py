@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, Unpack
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.algorithms.batch import episode_batch, has_spread, shuffle_advantages
 from vla_rl.config import ConfigError
-from vla_rl.training.config import Beta, OptimizerConfig
+from vla_rl.training.config import OptimConfig, OptimizedConfig
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class LearnerOptions(TypedDict, total=False):
     world: ProcessGroup | None
 
 
-class AlgoConfig(OptimizerConfig):
+class AlgoConfig(OptimizedConfig):
     """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks.
 
     Attributes:
@@ -61,11 +61,9 @@ class AlgoConfig(OptimizerConfig):
 
     kind: str
     # Optimizer.
-    lr: PositiveFloat = Field(default=5e-6, description="Learning rate of the policy.")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
-    grad_clip: PositiveFloat | None = Field(
-        default=1.0, description="Largest gradient norm, of policy and critic each; null: no clipping."
+    optim: OptimConfig = Field(
+        default=OptimConfig(lr=5e-6, betas=(0.9, 0.999), weight_decay=0.0),
+        description="Of the policy, and but for the learning rate of its critic.",
     )
     decay_iterations: NonNegativeInt = Field(
         default=0, description="Iterations over which learning rates fall linearly to 0, such as all; 0: they stay."

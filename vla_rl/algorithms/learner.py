@@ -81,13 +81,13 @@ class Learner:
         self.config, self.policy, self.seed, self.temperature, self.control = config, policy, seed, temperature, control
         self.stopwatch, self.world = stopwatch or Stopwatch(), world or ALONE
         self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.
-        self._bad_steps = BadSteps(config.max_bad_steps)
+        self._bad_steps = BadSteps(config.optim.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self._critic_parameters = [p for n, p in self._parameters.items() if is_critic(n)]
         self._policy_parameters = [p for n, p in self._parameters.items() if not is_critic(n)]
         if config.uses_critic and not self._critic_parameters:
             raise ValueError(NO_CRITIC.format(config.kind))
-        self.optimizers = build_optimizers(config, self._parameters, config.critic_lr)
+        self.optimizers = build_optimizers(config.optim, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if config.kl_coef > 0 else None
         self._last_good = KeptWeights([self.world.local(p.detach()) for p in self._parameters.values()])
@@ -288,7 +288,7 @@ class Learner:
         if self._trains_only_critic:
             for parameter in self._policy_parameters:
                 parameter.grad = None
-        limit = self.config.grad_clip or math.inf
+        limit = self.config.optim.grad_clip or math.inf
         norms = {"grad_norm/policy": clip_gradients(self._policy_parameters, limit)}
         if self.config.uses_critic:
             norms["grad_norm/critic"] = clip_gradients(self._critic_parameters, limit)
@@ -300,7 +300,8 @@ class Learner:
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
                 of_critic = any(group["params"][0] is p for p in self._critic_parameters)
                 steps = self.num_good_steps - (0 if of_critic else self._num_critic_steps)
-                group["lr"] = lr * self.config.lr_share(self.iteration) * warmup_factor(steps, self.config.warmup_steps)
+                warmup = warmup_factor(steps, self.config.optim.warmup_steps)
+                group["lr"] = lr * self.config.lr_share(self.iteration) * warmup
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
@@ -308,9 +309,10 @@ class Learner:
         if self._bad_steps.add():
             self._last_good.restore()
             raise TrainingDivergedError(
-                f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
-                f"{self._bad_steps.limit}), in iteration {self.iteration}. The last good weights were restored. "
-                f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or policy.precision=fp32."
+                f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what} (algo.optim.max_bad_steps="
+                f"{self._bad_steps.limit}), in iteration {self.iteration}. The last good weights were restored. Try a "
+                f"smaller algo.optim.lr (now {self.config.optim.lr:g}), a smaller algo.optim.grad_clip, or "
+                "policy.precision=fp32."
             )
         return {}
 
@@ -321,7 +323,7 @@ class Learner:
             self._last_good.restore()
             raise TrainingDivergedError(
                 f"an update made weights NaN or infinite, in iteration {self.iteration}. The last good weights were "
-                f"restored. Try a smaller algo.lr (now {self.config.lr:g}), or policy.precision=fp32."
+                f"restored. Try a smaller algo.optim.lr (now {self.config.optim.lr:g}), or policy.precision=fp32."
             )
 
     # --- weights, randomness, time -----------------------------------------------------------
@@ -371,8 +373,8 @@ class Learner:
         """
         if len(state["optimizers"]) != len(self.optimizers):
             raise ValueError(
-                f"algo.optimizer: the checkpoint holds {len(state['optimizers'])} optimizers, this run needs "
-                f"{len(self.optimizers)}; resume with the algo.optimizer that the run began with."
+                f"algo.optim.name: the checkpoint holds {len(state['optimizers'])} optimizers, this run needs "
+                f"{len(self.optimizers)}; resume with the algo.optim.name that the run began with."
             )
         if self._reference is not None:
             missing = [n for n in self._reference if f"reference.{n}" not in tensors]

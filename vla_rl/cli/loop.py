@@ -99,7 +99,7 @@ def sweep(
     recipe: RecipeName,
     overrides: Overrides = None,
     over: Annotated[
-        list[str] | None, typer.Option(help="An option and its values: algo.lr=1e-4,3e-4; repeat it.")
+        list[str] | None, typer.Option(help="An option and its values: algo.optim.lr=1e-4,3e-4; repeat it.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     ray: RayAddress = None,
@@ -118,7 +118,9 @@ def sweep(
     from vla_rl.workflows.sweep import sweep as run_sweep
 
     if not over:
-        raise ConfigError("--over: none given; name an option and its values, for example --over algo.lr=1e-4,3e-4")
+        raise ConfigError(
+            "--over: none given; name an option and its values, for example --over algo.optim.lr=1e-4,3e-4"
+        )
     folder = output or Path("runs") / f"{load(recipe, overrides, TRAIN).name}-sweep"
     cluster = cluster_of(ray, job_cpus, job_gpus)
     try:

@@ -46,7 +46,7 @@ OwnRecipe = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.optim.lr=1e-5")
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")

@@ -312,7 +312,7 @@ def differences(run: RunFolder, recipe: Config) -> Changed:
     # Validated, so that options which are newer than the run are there with their defaults.
     file = run.config
     saved = validate(type(recipe), read_yaml(file), prefix=str(file))
-    there, here = _flat(saved.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
+    there, here = flat(saved.model_dump(mode="json")), flat(recipe.model_dump(mode="json"))
     pairs = {name: (there.get(name, _ABSENT), here.get(name, _ABSENT)) for name in there | here}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -339,7 +339,7 @@ def check_changes(run: RunFolder, recipe: Config, changed: Changed, free: Sequen
             "--output."
         )
     for name in sorted(allowed & set(LENGTHS)):
-        _check_length(name, changed[name], _flat(recipe.model_dump(mode="json")), run)
+        _check_length(name, changed[name], flat(recipe.model_dump(mode="json")), run)
 
 
 def _check_length(name: str, change: tuple[Any, Any], recipe: Mapping[str, Any], run: RunFolder) -> None:
@@ -380,9 +380,9 @@ def read_changes(run: RunFolder) -> list[dict[str, Any]]:
     return json.loads(file.read_text()) if file.is_file() else []
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as one mapping with dotted names."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -199,8 +199,8 @@ def check(recipe: Recipe, size: int) -> None:
     if sft is not None and sft.batch_size < size:
         raise ConfigError(f"sft.batch_size: got {sft.batch_size} for {size} processes; each needs one example at least")
     for section, options in (("algo", algo), ("sft", sft)):
-        if recipe.parallel == "fsdp" and options is not None and options.optimizer != "adamw":
+        if recipe.parallel == "fsdp" and options is not None and options.optim.name != "adamw":
             raise ConfigError(
-                f"{section}.optimizer: got {options.optimizer!r}, but with parallel=fsdp only adamw knows parameters "
+                f"{section}.optim.name: got {options.optim.name!r}, but with parallel=fsdp only adamw knows parameters "
                 "that are cut up; set it to adamw, or parallel=ddp"
             )

@@ -7,33 +7,17 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
-from vla_rl.training.config import TrainerConfig
-
-_LEAVE_OUT = "Leave it out: it does nothing here."
-_STEPS = "With final_lr_fraction below 1: updates over which the learning rate falls; else leave it out."
-_DO_NOTHING = {  # Of a section of ReplayLearningConfig, the options that do nothing, and why.
-    "critic": {"folds": "one critic learns from all decisions", "ema_decay": "the last weights act"},
-    "edits": {
-        "batch_size": "it learns on the critic's batches: critic.batch_size",
-        "ema_decay": "the last weights act",
-    },
-    "noise": {
-        "batch_size": "it learns on the critic's batches: critic.batch_size",
-        "ema_decay": "the last weights act",
-    },
-}
+from vla_rl.training.config import OptimConfig, OptimizedConfig, TrainerConfig
 
 Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "ppo", "recap", "preferences"]
 ChooseBy = Literal["lead", "value"]
 
 
-class CriticConfig(TrainerConfig):
-    """The critic: how good a chunk is (Q), and how good a place to be (V), on the frozen policy's embeddings."""
+class CriticNetworkConfig(OptimizedConfig):
+    """The critic: how good a chunk is (Q), and how good a state is (V), on the frozen policy's embeddings."""
 
-    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
-    steps: PositiveInt = Field(default=1500, description="Optimizer updates of each fold's critic.")
+    optim: OptimConfig = OptimConfig(lr=1e-3)
     batch_size: PositiveInt = Field(default=256, description="Decisions per update.")
-    warmup_steps: int = Field(default=50, ge=0, description="Steps over which the learning rate rises from 0.")
     targets: Literal["td", "monte_carlo"] = Field(
         default="td",
         description="What Q learns. td: the discounted value of the next decision, or the outcome at its end (a "
@@ -50,11 +34,18 @@ class CriticConfig(TrainerConfig):
     subset: PositiveInt = Field(default=2, description="Networks drawn for each target, the smallest of which counts.")
     hidden: PositiveInt = Field(default=256, description="Width of the networks' two hidden layers.")
     target_decay: float = Field(default=0.99, ge=0, lt=1, description="Of the slow copy of V that targets come from.")
-    folds: PositiveInt = Field(
+
+
+class CriticConfig(CriticNetworkConfig, TrainerConfig):
+    """The critic of `vla-rl offline`: cross-fitted, each fold's for a known number of updates."""
+
+    optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50)
+    steps: PositiveInt = Field(default=1500, description="Optimizer updates of each fold's critic.")
+    folds: int = Field(
         default=3,
-        description="An episode is judged by a critic that has not seen its initial state: episodes are cut into so "
-        "many parts; at least 2.",
         ge=2,
+        description="An episode is judged by a critic that has not seen its initial state: episodes are cut into so "
+        "many parts.",
     )
 
 
@@ -163,8 +154,8 @@ class OfflineConfig(Config):
         return self
 
 
-class OnlineCriticConfig(CriticConfig):
-    """The critic of `vla-rl online`: fitted on one replay buffer, without folds, by updates that each round counts."""
+class OnlineCriticConfig(CriticNetworkConfig):
+    """The critic of `vla-rl online`: fitted on one replay buffer by updates that each round counts."""
 
     targets: Literal["td", "best_of_n", "actor", "monte_carlo"] = Field(
         default="td",
@@ -179,21 +170,11 @@ class OnlineCriticConfig(CriticConfig):
         lt=1,
         description="targets=td: what V is of the Q of executed chunks: .5 their mean; toward 1 the best ones' (IQL).",
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
-    steps: PositiveInt = Field(default=1500, description=_STEPS)
-    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
-    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
-    folds: PositiveInt = Field(default=3, ge=2, description=_LEAVE_OUT)
 
 
-class EditsConfig(TrainerConfig):
+class EditsConfig(OptimizedConfig):
     """The edit policy: changes a candidate chunk within bounds so that Q rises (EXPO, arXiv 2507.07986)."""
 
-    lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
-    steps: PositiveInt = Field(default=1000, description=_STEPS)
-    batch_size: PositiveInt = Field(default=64, description=_LEAVE_OUT)
-    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
-    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
     hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
         default=0.3,
@@ -205,14 +186,9 @@ class EditsConfig(TrainerConfig):
     )
 
 
-class NoiseConfig(TrainerConfig):
+class NoiseConfig(OptimizedConfig):
     """The actor that chooses the noise which a frozen flow policy's chunk starts from (DSRL, arXiv 2506.15799)."""
 
-    lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
-    steps: PositiveInt = Field(default=1000, description=_STEPS)
-    batch_size: PositiveInt = Field(default=64, description=_LEAVE_OUT)
-    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
-    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
     hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
         default=2.0, description="Bound of each number that it chooses; the policy's own noise has a spread of 1."
@@ -273,7 +249,6 @@ class ReplayLearningConfig(Config):
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept, one of each round.")
     critic: OnlineCriticConfig = Field(default_factory=OnlineCriticConfig)
     edits: EditsConfig = Field(default_factory=EditsConfig, description="Of method edits.")
-    noise: NoiseConfig = Field(default_factory=NoiseConfig, description="Of method noise.")
 
     @property
     def reads_datasets(self) -> bool:
@@ -297,23 +272,17 @@ class ReplayLearningConfig(Config):
             )
         return self
 
-    @model_validator(mode="after")
-    def _every_option_does_something(self) -> ReplayLearningConfig:
-        for name, idle in _DO_NOTHING.items():
-            section = getattr(self, name)
-            falls = section.final_lr_fraction < 1
-            options = idle if falls else idle | {"steps": f"{name}.final_lr_fraction is 1, so lr never falls"}
-            for option, why in options.items():
-                got, default = getattr(section, option), type(section).model_fields[option].default
-                if got != default:
-                    raise ValueError(f"{name}.{option}: got {got}, which does nothing ({why}); leave it out")
-        return self
-
 
 class OnlineConfig(ReplayLearningConfig):
     """How a frozen policy is improved from its own episodes as they come, and those logged before."""
 
+    noise: NoiseConfig = Field(default_factory=NoiseConfig, description="Of method noise.")
     prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
     rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
     episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")
     updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")
+
+
+def online_training(optim: OptimConfig) -> TrainerConfig:
+    """Updates whose number nobody knows beforehand: after the warm-up the learning rate stays."""
+    return TrainerConfig(optim=optim, final_lr_fraction=1)

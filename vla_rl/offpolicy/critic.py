@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vla_rl.evaluation.signal import auc
-from vla_rl.offpolicy.config import CriticConfig
+from vla_rl.offpolicy.config import CriticConfig, CriticNetworkConfig
 from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.offpolicy.transitions import Transitions, draw
 from vla_rl.training.trainer import Trainer
@@ -138,7 +138,7 @@ def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, 
     return networks.eval()
 
 
-def new_networks(config: CriticConfig, place: np.ndarray, chunk: np.ndarray, seed: int) -> CriticNetworks:
+def new_networks(config: CriticNetworkConfig, place: np.ndarray, chunk: np.ndarray, seed: int) -> CriticNetworks:
     """Fresh networks, the same for the same seed, that normalize by these places (N, D) and chunks (N, H * A)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -147,7 +147,7 @@ def new_networks(config: CriticConfig, place: np.ndarray, chunk: np.ndarray, see
 
 def critic_loss(
     networks: CriticNetworks,
-    config: CriticConfig,
+    config: CriticNetworkConfig,
     batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     rng: np.random.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -135,8 +135,9 @@ def update(
     config: OfflineConfig, algo: AlgoConfig, policy: Policy, batch: Batch, seed: int, iteration: int, lr: float
 ) -> dict[str, float]:
     """Make the algorithm's epochs on a batch at this learning rate, with a fresh optimizer; its metrics."""
-    options = algo.model_copy(update={"lr": lr})
-    learner = options.build(policy, derived_seed(seed, _ORDER, iteration), temperature=config.sampling_temperature)
+    learner = algo.with_optim(lr=lr).build(
+        policy, derived_seed(seed, _ORDER, iteration), temperature=config.sampling_temperature
+    )
     return learner.update(batch)
 
 

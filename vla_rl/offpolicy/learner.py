@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.offpolicy.config import ReplayLearningConfig
+from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig, online_training
 from vla_rl.offpolicy.critic import critic_loss
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks, q_logits
@@ -46,7 +46,7 @@ class OffPolicyLearner:
         self.config, self.networks, self.seed = config, networks, seed
         self.slow_q = copy.deepcopy(networks.q).requires_grad_(False)
         critic = {n: p for n, p in networks.named_parameters() if not n.startswith("slow")}
-        self._critic = Trainer(critic, config.critic, "online.critic")
+        self._critic = Trainer(critic, online_training(config.critic.optim), "online.critic")
         self.editor: EditPolicy | None = None
         self._editor: Trainer | None = None
         if config.method == "edits":
@@ -55,9 +55,10 @@ class OffPolicyLearner:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.editor = EditPolicy(sizes["place"], sizes["chunk"], edits.hidden, edits.scale, *bounds)
-            self._editor = Trainer(dict(self.editor.named_parameters()), config.edits, "online.edits")
+            training = online_training(edits.optim)
+            self._editor = Trainer(dict(self.editor.named_parameters()), training, "online.edits")
         self.noise: NoiseLearner | None = None
-        if config.method == "noise":
+        if isinstance(config, OnlineConfig) and config.method == "noise":
             assert noise_shape is not None, "the policy's own"
             self.noise = NoiseLearner(config, networks, noise_shape, seed)
 

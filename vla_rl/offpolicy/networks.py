@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.offpolicy.config import CriticConfig
+from vla_rl.offpolicy.config import CriticNetworkConfig
 
 Scale = tuple[np.ndarray, np.ndarray]  # Mean and spread, each (D,).
 LOG_SPREAD = (-5.0, 1.0)  # Bounds of the logarithm of a squashed Gaussian's standard deviation.
@@ -28,7 +28,7 @@ class CriticNetworks(nn.Module):
     chunk_mean: torch.Tensor
     chunk_spread: torch.Tensor
 
-    def __init__(self, config: CriticConfig, place: Scale, chunk: Scale):
+    def __init__(self, config: CriticNetworkConfig, place: Scale, chunk: Scale):
         super().__init__()
         for name, (mean, spread) in {"place": place, "chunk": chunk}.items():
             self.register_buffer(f"{name}_mean", torch.from_numpy(mean))
@@ -42,7 +42,7 @@ class CriticNetworks(nn.Module):
     @classmethod
     def empty(cls, place: int, chunk: int, hidden: int, members: int) -> CriticNetworks:
         """Networks of these sizes, to load weights into."""
-        config = CriticConfig(hidden=hidden, members=members)
+        config = CriticNetworkConfig(hidden=hidden, members=members)
         scales = [(np.zeros(size, np.float32), np.ones(size, np.float32)) for size in (place, chunk)]
         return cls(config, *scales)
 

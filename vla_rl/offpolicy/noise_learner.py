@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from vla_rl.offpolicy.config import ReplayLearningConfig
+from vla_rl.offpolicy.config import OnlineConfig, online_training
 from vla_rl.offpolicy.networks import CriticNetworks, mlp, q_logits
 from vla_rl.offpolicy.noise import NoiseActor
 from vla_rl.training.trainer import Trainer
@@ -24,9 +24,7 @@ class NoiseLearner:
         actor: chooses the noise.
     """
 
-    def __init__(
-        self, config: ReplayLearningConfig, networks: CriticNetworks, shape: tuple[int, int], seed: int
-    ) -> None:
+    def __init__(self, config: OnlineConfig, networks: CriticNetworks, shape: tuple[int, int], seed: int) -> None:
         self.config, self.networks = config, networks
         place, hidden, size = networks.facts["place"], config.noise.hidden, shape[0] * shape[1]
         with torch.random.fork_rng(devices=[]):
@@ -36,8 +34,8 @@ class NoiseLearner:
         self.slow_q = copy.deepcopy(self.q).requires_grad_(False)
         self.modules: dict[str, nn.Module] = {"actor": self.actor, "noise_q": self.q, "slow_noise_q": self.slow_q}
         self.trainers = {
-            "actor": Trainer(dict(self.actor.named_parameters()), config.noise, "online.noise"),
-            "noise_q": Trainer(dict(self.q.named_parameters()), config.critic, "online.critic"),
+            "actor": Trainer(dict(self.actor.named_parameters()), online_training(config.noise.optim), "online.noise"),
+            "noise_q": Trainer(dict(self.q.named_parameters()), online_training(config.critic.optim), "online.critic"),
         }
 
     def update(

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
-from vla_rl.offpolicy.config import ChooseBy, NoiseConfig, ReplayLearningConfig
+from vla_rl.offpolicy.config import ChooseBy, ReplayLearningConfig
 from vla_rl.recipe.rac_config import ScriptedPersonConfig
 
 
@@ -94,18 +94,6 @@ class HilConfig(ReplayLearningConfig):
         default=0.5, description="Seconds from one look for new episodes to the next, where nothing is to be learned."
     )
     person: HilPersonConfig = Field(default_factory=HilPersonConfig, description="actor=simulator: the scripted one.")
-    noise: NoiseConfig = Field(
-        default_factory=NoiseConfig, description="Leave it out: of online.method=noise, which hil does not have."
-    )
-
-    @model_validator(mode="after")
-    def _chooses_no_noise(self) -> HilConfig:
-        if self.noise != NoiseConfig():
-            raise ValueError(
-                "noise: got options, which do nothing: hil has no method noise; leave the section out, or use "
-                "`vla-rl online` with online.method=noise"
-            )
-        return self
 
     @model_validator(mode="after")
     def _fits_actor(self) -> HilConfig:

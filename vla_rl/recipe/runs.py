@@ -206,8 +206,8 @@ class OfflineRecipe(Recipe):
             lambda r: r.offline.method == "ppo" and (r.algo is None or r.algo.kind != "grpo"),
             lambda r: (
                 f"algo.kind: got {r.algo.kind if r.algo else None!r}; offline.method=ppo makes the `algo` section's "
-                "updates, with its lr, epochs and bounds of the ratio, and has a critic of its own: set "
-                "algo.kind=grpo algo.lr=..."
+                "updates, with its optim, epochs and bounds of the ratio, and has a critic of its own: set "
+                "algo.kind=grpo algo.optim.lr=..."
             ),
         ),
         Rule(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from vla_rl.config import Config
 from vla_rl.data.config import Datasets, MaybeDatasets
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 
 
 class RewardNetworkConfig(Config):
@@ -52,9 +52,8 @@ class RewardFitConfig(TrainerConfig):
     control: Literal["none", "shuffled_outcomes"] = Field(
         default="none", description="Negative control: outcomes dealt anew among each task's episodes."
     )
-    lr: PositiveFloat = Field(default=1.5e-3, description="Peak learning rate.")
+    optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50)
     steps: PositiveInt = Field(default=1500, description="Optimizer updates.")
     batch_size: PositiveInt = Field(
         default=64, ge=2, description="Observations per update; half of them show a success, so at least 2."
     )
-    warmup_steps: int = Field(default=50, ge=0, description="Steps over which the learning rate rises from 0.")

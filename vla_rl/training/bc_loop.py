@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vla_rl.common.progress import step_progress
-from vla_rl.common.run_folder import is_free
+from vla_rl.common.run_folder import flat, is_free
 from vla_rl.data.dataset import BCDataset
 from vla_rl.data.statistics import compute_statistics, unlike
 from vla_rl.distributed.process_group import current
@@ -158,8 +158,8 @@ def _restore(cloning: BCTrainer, folder: Path, content: Mapping[str, str]) -> di
     if path is None:
         return {}
     tensors, state = load_checkpoint(path)
-    now = {**cloning.config.model_dump(mode="json"), "seed": cloning.seed}
-    then = {**state["config"], "seed": state["seed"]}
+    now = flat({**cloning.config.model_dump(mode="json"), "seed": cloning.seed})
+    then = flat({**state["config"], "seed": state["seed"]})
     lengths = ("sft.steps",) if cloning.config.final_lr_fraction == 1 else ()
     fixed = [n for n in now if not is_free(f"sft.{n}", lengths)]
     changed = [f"{n}: there {then.get(n)!r}, now {now[n]!r}" for n in fixed if now[n] != then.get(n)]

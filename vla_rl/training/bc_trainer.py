@@ -100,7 +100,7 @@ class BCTrainer:
         parameters: dict[str, nn.Parameter] = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         if not parameters:
             raise ValueError("the policy has no trainable parameters; check policy.trainable")
-        whole_warmup = config.model_copy(update={"warmup_steps": min(config.warmup_steps, config.steps)})
+        whole_warmup = config.with_optim(warmup_steps=min(config.optim.warmup_steps, config.steps))
         self.trainer = Trainer(parameters, whole_warmup, "sft", world=world)
         device = next(iter(parameters.values())).device
         self.accelerator = _accelerator("bf16" if config.precision == "bf16" else "no", device)
@@ -111,7 +111,7 @@ class BCTrainer:
         With several processes each gives the same whole batch, and learns from its share of it.
 
         Raises:
-            TrainingDivergedError: `config.max_bad_steps` skipped in a row. The weights are those of the last
+            TrainingDivergedError: `max_bad_steps` skipped in a row. The weights are those of the last
                 good step.
         """
         own = batch.select(np.arange(batch.size)[self.world.share(batch.size)]) if self.world.size > 1 else batch

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import Config
 
@@ -12,10 +13,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
-class OptimizerConfig(Config):
-    """The optimizer, its warm-up, and the rule for bad steps: what RL and every other training share."""
+class OptimConfig(Config):
+    """The optimizer, its warm-up, and the rule for bad steps."""
 
-    optimizer: OptimizerName = Field(
+    name: OptimizerName = Field(
         default="adamw",
         description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices "
         "(scaled to AdamW's step size), AdamW for embeddings, heads, vectors and convolutions.",
@@ -35,7 +36,25 @@ class OptimizerConfig(Config):
     )
 
 
-class TrainerConfig(OptimizerConfig):
+class OptimizedConfig(Config):
+    """What is trained by an optimizer, whose options are the section `optim`."""
+
+    optim: OptimConfig = OptimConfig()
+
+    @field_validator("optim", mode="before")
+    @classmethod
+    def _keep_other_defaults(cls, given: object) -> object:
+        """Options that are not given are those of this class's default, not of `OptimConfig`'s."""
+        if isinstance(given, OptimConfig):
+            given = given.model_dump(exclude_unset=True)
+        return {**cls.model_fields["optim"].default.model_dump(), **given} if isinstance(given, Mapping) else given
+
+    def with_optim(self, **changes: object) -> Self:
+        """A copy with some options of the optimizer changed."""
+        return self.model_copy(update={"optim": self.optim.model_copy(update=changes)})
+
+
+class TrainerConfig(OptimizedConfig):
     """A training of a known length: what `Trainer` takes."""
 
     steps: PositiveInt = Field(default=1000, description="Optimizer updates.")

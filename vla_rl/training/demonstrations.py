@@ -59,7 +59,8 @@ class ContinueBC:
     def __init__(self, learner: Learner, demonstrations: Demonstrations):
         self.learner = learner
         self.demonstrations = demonstrations
-        constant_lr = demonstrations.config.model_copy(update={"warmup_steps": 0, "final_lr_fraction": 1.0})
+        config = demonstrations.config.with_optim(warmup_steps=0)
+        constant_lr = config.model_copy(update={"final_lr_fraction": 1.0})
         self.cloning = BCTrainer(demonstrations.policy, constant_lr, demonstrations.seed, world=demonstrations.world)
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:

@@ -194,7 +194,7 @@ def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, Memo
             spec,
             batch_size=batch,
             rollout_batch=getattr(env, "num_envs", 1) if algo is not None else 0,
-            optimizer=section.optimizer,
+            optimizer=section.optim.name,
             has_reference=has_reference,
             device_type=device,
             keeps_last_good=algo is not None,

@@ -13,7 +13,7 @@ from vla_rl.distributed.fsdp import is_sharded
 from vla_rl.training.muon import Float32Muon
 
 if TYPE_CHECKING:
-    from vla_rl.training.config import OptimizerConfig, OptimizerName
+    from vla_rl.training.config import OptimConfig, OptimizerName
 
 CRITIC_NAME = "value_head"
 # Matrices that are not hidden layers: rows are looked up, or are classes, or belong to positions. Muon is not meant for
@@ -29,7 +29,7 @@ def is_critic(name: str) -> bool:
 
 
 def build_optimizers(
-    config: OptimizerConfig, parameters: Mapping[str, torch.Tensor], critic_lr: float | None = None
+    config: OptimConfig, parameters: Mapping[str, torch.Tensor], critic_lr: float | None = None
 ) -> list[torch.optim.Optimizer]:
     """Make AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
@@ -41,7 +41,7 @@ def build_optimizers(
     """
     critic = [p for n, p in parameters.items() if is_critic(n)]
     policy = {n: p for n, p in parameters.items() if not is_critic(n)}
-    hidden = [p for n, p in policy.items() if config.optimizer == "muon" and _is_hidden_matrix(n, p)]
+    hidden = [p for n, p in policy.items() if config.name == "muon" and _is_hidden_matrix(n, p)]
     taken = {id(p) for p in hidden}
     rest = [p for p in policy.values() if id(p) not in taken]
     groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
@@ -50,14 +50,14 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = [_muon(config, hidden)] if hidden else []
     if groups:
         adamw = partial(torch.optim.AdamW, fused=all(p.is_cuda for g in groups for p in g["params"]) or None)
-        kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else adamw
+        kind: Any = _eight_bit_adamw() if config.name == "adamw_8bit" else adamw
         optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))
     for optimizer in optimizers:
         optimizer.register_step_post_hook(_tell_of_step)
     return optimizers
 
 
-def _muon(config: OptimizerConfig, hidden: list[torch.Tensor]) -> torch.optim.Muon:
+def _muon(config: OptimConfig, hidden: list[torch.Tensor]) -> torch.optim.Muon:
     kind = Float32Muon if all(p.device.type == "cpu" for p in hidden) else torch.optim.Muon
     return kind(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
 
@@ -74,7 +74,7 @@ def _eight_bit_adamw() -> type[torch.optim.Optimizer]:
         if (error.name or "").partition(".")[0] != "torchao":
             raise
         raise ConfigError(
-            "optimizer: 'adamw_8bit' needs torchao, which is not installed: pip install 'vla-rl[low_memory]'; or set "
+            "optim.name: 'adamw_8bit' needs torchao, which is not installed: pip install 'vla-rl[low_memory]'; or set "
             "it to adamw, whose moments take four times the memory"
         ) from None
     return EightBitAdamW

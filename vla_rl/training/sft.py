@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.data.config import AugmentConfig, Datasets
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from vla_rl.data.dataset import BCDataset
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class SFTConfig(TrainerConfig):
     """Behavior cloning of a policy on demonstrations."""
 
+    optim: OptimConfig = Field(default=OptimConfig(warmup_steps=100), description="Warms up in `steps` at most.")
     datasets: Datasets = Field(
         description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
     )
@@ -40,9 +41,6 @@ class SFTConfig(TrainerConfig):
     )
     steps: PositiveInt = Field(default=2000, description="Optimizer updates.")
     grad_accumulation: PositiveInt = Field(default=1, description="Parts into which a batch is cut to save memory.")
-    warmup_steps: NonNegativeInt = Field(
-        default=100, description="Steps over which the learning rate rises from 0; at most `steps`."
-    )
     final_lr_fraction: float = Field(
         default=0.1, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
     )

@@ -62,9 +62,10 @@ def warmup_factor(step: int, warmup_steps: int) -> float:
 
 def lr_factor(step: int, config: TrainerConfig) -> float:
     """Return the share of the peak learning rate at a step: warm-up, then a cosine to `final_lr_fraction`."""
-    if step < config.warmup_steps:
-        return warmup_factor(step, config.warmup_steps)
-    done = min((step - config.warmup_steps) / max(config.steps - config.warmup_steps, 1), 1.0)
+    warmup = config.optim.warmup_steps
+    if step < warmup:
+        return warmup_factor(step, warmup)
+    done = min((step - warmup) / max(config.steps - warmup, 1), 1.0)
     return config.final_lr_fraction + (1 - config.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -111,10 +112,10 @@ class Trainer:
         if keep_masters:
             self.masters = {n: p.detach().float().clone().requires_grad_() for n, p in self.parameters.items()}
         self.ema = {n: m.detach().clone() for n, m in self.masters.items()} if config.ema_decay else {}
-        self.optimizers = build_optimizers(config, self.masters)
+        self.optimizers = build_optimizers(config.optim, self.masters)
         self._schedulers = [scheduler(optimizer) for optimizer in self.optimizers] if scheduler is not None else []
         self.num_steps = 0
-        self._bad_steps = BadSteps(config.max_bad_steps)
+        self._bad_steps = BadSteps(config.optim.max_bad_steps)
         if compute_dtype is not None:
             for parameter in self.parameters.values():
                 parameter.data = parameter.data.to(compute_dtype)
@@ -132,7 +133,7 @@ class Trainer:
             on_step: called with the number of steps taken and the metrics of the last.
 
         Raises:
-            TrainingDivergedError: `config.max_bad_steps` bad steps in a row.
+            TrainingDivergedError: `max_bad_steps` bad steps in a row.
         """
         while self.num_steps < self.config.steps:
             metrics = self.step(loss)
@@ -158,7 +159,7 @@ class Trainer:
             The metrics with grad_norm and lr; {"bad_step": 1.0} when the step was skipped.
 
         Raises:
-            TrainingDivergedError: `config.max_bad_steps` bad steps in a row. The weights are those of the last good
+            TrainingDivergedError: `max_bad_steps` bad steps in a row. The weights are those of the last good
                 step.
         """
         self.world.all_reduce_gradients(list(self.parameters.values()))
@@ -166,7 +167,7 @@ class Trainer:
             gradient = self.parameters[name].grad
             master.grad = None if gradient is None else gradient.float().contiguous()
             self.parameters[name].grad = None
-        limit = math.inf if self.config.grad_clip is None else self.config.grad_clip
+        limit = self.config.optim.grad_clip or math.inf
         grad_norm, *own = read_scalars([clip_gradients(list(self.masters.values()), limit), *metrics.values()])
         result = reduce_metrics(self.world.gather(dict(zip(metrics, own, strict=True))))
         result["grad_norm"] = grad_norm
@@ -185,7 +186,7 @@ class Trainer:
 
     def _apply(self) -> float:
         """Step the optimizers; the learning rate."""
-        lr = self.config.lr * lr_factor(self.num_steps, self.config)
+        lr = self.config.optim.lr * lr_factor(self.num_steps, self.config)
         if self._schedulers:
             lr = float(self._schedulers[0].get_last_lr()[0])
         else:
@@ -212,9 +213,9 @@ class Trainer:
         if self._bad_steps.add():
             raise TrainingDivergedError(
                 f"{self._bad_steps.streak} steps in a row, to step {self.num_steps}, had a NaN or infinite loss or "
-                f"gradient ({self.name}.max_bad_steps={self._bad_steps.limit}). The weights are those of the last good "
-                f"step. Look for NaN in the data, or try a smaller {self.name}.lr (now {self.config.lr:g}) or more "
-                f"{self.name}.warmup_steps."
+                f"gradient ({self.name}.optim.max_bad_steps={self._bad_steps.limit}). The weights are those of the "
+                f"last good step. Look for NaN in the data, or try a smaller {self.name}.optim.lr (now "
+                f"{self.config.optim.lr:g}) or more {self.name}.optim.warmup_steps."
             )
         return {"bad_step": 1.0}
 
@@ -257,8 +258,8 @@ class Trainer:
         wanted = [f"masters.{name}" for name in self._copies] + [f"ema.{name}" for name in self.ema]
         if len(state["optimizers"]) != len(self.optimizers) or any(name not in tensors for name in wanted):
             raise CheckpointError(
-                f"the checkpoint was made with another {self.name}.optimizer or {self.name}.ema_decay; resume with the "
-                "recipe that the run began with"
+                f"the checkpoint was made with another {self.name}.optim.name or {self.name}.ema_decay; resume with "
+                "the recipe that the run began with"
             )
         for name, master in self._copies.items():
             master.copy_(tensors[f"masters.{name}"])

@@ -323,7 +323,7 @@ def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
     if "metaworld" in envs:
         fix = "pip install --no-deps metaworld==3.1.1 (docs/metaworld.md)"
         found.append(check_package("metaworld", "metaworld", fix, needed=True))
-    if "adamw_8bit" in (algo.get("optimizer"), sft.get("optimizer")):
+    if any((section.get("optim") or {}).get("name") == "adamw_8bit" for section in (algo, sft)):
         found.append(check_package("torchao", "torchao", "pip install 'vla-rl[low_memory]'", needed=True))
     if policy.get("kind") == "lerobot" and "smolvla" in str(policy.get("type") or path).lower():
         found.append(check_package("num2words", "num2words", "pip install 'vla-rl[flow]'", needed=True))

@@ -56,7 +56,7 @@ class OfflinePPO:
         self.critic: Critic = fit_critic(transitions, self.config.critic, recipe.seed, show)
         self.found = self.critic.judge().figures(transitions, self.config.critic.discount)
         self.gate: OffPolicyEvaluation = OffPolicyEvaluation(self.config, data, self.critic, recipe.seed)
-        self.state: dict[str, Any] = {"iteration": 0, "lr": self.algo.lr, "admitted": 0, "in_a_row": 0}
+        self.state: dict[str, Any] = {"iteration": 0, "lr": self.algo.optim.lr, "admitted": 0, "in_a_row": 0}
 
     def finish(self, logger: MetricLogger) -> dict[str, Any]:
         """Make the iterations that remain, and save the policy; where it is, how many there were, what was found."""

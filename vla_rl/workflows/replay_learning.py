@@ -16,7 +16,7 @@ from vla_rl.workflows.recipe_parts import env_spec
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
-    from vla_rl.offpolicy.config import ReplayLearningConfig
+    from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig
     from vla_rl.offpolicy.features import Draws
     from vla_rl.offpolicy.learner import OffPolicyLearner
     from vla_rl.offpolicy.transitions import Transitions
@@ -189,7 +189,7 @@ def spec_of(tasks: Sequence[str], start_index: int, number: int) -> EpisodeSpec:
     return EpisodeSpec(tasks[number % len(tasks)], "train", start_index + number // len(tasks))
 
 
-def noise_shape_of(config: ReplayLearningConfig, base: Policy) -> tuple[int, int] | None:
+def noise_shape_of(config: OnlineConfig, base: Policy) -> tuple[int, int] | None:
     """Of the noise that an actor chooses; None: it chooses none.
 
     Raises:

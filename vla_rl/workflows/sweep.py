@@ -1,6 +1,6 @@
 """Every combination of some options' values, each as a run of its own, in one table.
 
-    vla-rl sweep tabletop_grpo --over algo.lr=1e-4,3e-4 --over seed=0,1,2
+    vla-rl sweep tabletop_grpo --over algo.optim.lr=1e-4,3e-4 --over seed=0,1,2
 
 Runs are evaluated on the `validation` split: the best of many, chosen on the states of the claim, would flatter it.
 """
@@ -87,7 +87,7 @@ class Sweep(Config):
 
 
 def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return every combination of `["algo.lr=1e-4,3e-4", "seed=0,1"]` as overrides; commas within brackets do not part.
+    """Return every combination of `["algo.optim.lr=1e-4,3e-4", "seed=0,1"]` as overrides; not parted within brackets.
 
     Raises:
         ConfigError: one has no key, or a value is empty.
@@ -97,7 +97,7 @@ def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
         key, equals, raw = text.partition("=")
         values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", raw)]
         if not key or not equals or not all(values):
-            raise ConfigError(f"--over: got {text!r}; give a key and its values, for example algo.lr=1e-4,3e-4")
+            raise ConfigError(f"--over: got {text!r}; give a key and its values, for example algo.optim.lr=1e-4,3e-4")
         if len(set(values)) < len(values):
             raise ConfigError(f"--over: {text!r} names a value twice")
         axes.append([f"{key}={value}" for value in values])

@@ -121,5 +121,5 @@ def _check_logits(
             )
         if not (np.isfinite(success).all() and np.isfinite(clip).all()):
             raise ValueError(
-                f"calibration: the logits of episode {i} are not finite; fit the success head again with a lower lr"
+                f"calibration: the logits of episode {i} are not finite; fit the success head again, optim.lr lower"
             )

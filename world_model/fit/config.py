@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
+from vla_rl.training.config import OptimConfig
 from world_model.config import KeyframeConfig, TransformerConfig, WanConfig, WorldModelConfig
 from world_model.stage_config import (
     BootstrapConfig,
@@ -86,7 +87,7 @@ class FitConfig(WorldModelFitConfig):
         "success networks are fitted; 0 steps: it does not.",
     )
     value: StageConfig = Field(
-        default_factory=lambda: StageConfig(steps=0, batch_size=64, lr=3e-4, ema_decay=0.98),
+        default_factory=lambda: StageConfig(steps=0, batch_size=64, optim=OptimConfig(lr=3e-4), ema_decay=0.98),
         description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
         "success_datasets or `datasets`; 0 steps: the world model has none, or keeps that of start_from.",
     )

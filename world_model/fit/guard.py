@@ -131,7 +131,7 @@ class RefitGuard:
             log.warning(
                 "world_model.%s: the fit made it worse at telling successes from failures on %d episodes of the newest "
                 "policy (AUC %.2f before, %.2f after), so it stays as it was before; fit it on more episodes, or with "
-                "a lower lr",
+                "a lower optim.lr",
                 *(part, len(rows), refit.before.value, refit.after.value),
             )
         return not refit.put_back

@@ -17,7 +17,7 @@ from real_robot.failure.detector import CONFIG_FILE, TENSORS_FILE, DetectorError
 from real_robot.failure.measure import FailureReport, evaluate
 
 KINDS = sorted(scorer_classes())
-QUICK = {"width": 32, "steps": 250, "batch_size": 64, "lr": 3e-3}
+QUICK = {"width": 32, "steps": 250, "batch_size": 64, "optim": {"lr": 3e-3}}
 CONFIG = FailureConfig.model_validate(
     {
         "alpha": 0.1,

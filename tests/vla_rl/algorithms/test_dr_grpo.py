@@ -93,7 +93,7 @@ def test_right_values_leave_less_variance_and_wrong_ones_more():
 
 @pytest.mark.parametrize("options", [{}, {"ratio_level": "chunk"}, {"loss_reduction": "trajectory_mean"}])
 def test_without_a_coefficient_it_is_grpo_to_the_digit(options):
-    options = {"epochs": 2, "minibatch_size": 64, "lr": 0.05, "kl_coef": 0.1, **options}
+    options = {"epochs": 2, "minibatch_size": 64, "optim": {"lr": 0.05}, "kl_coef": 0.1, **options}
     one, other = TablePolicy(), TablePolicy()
     plain = GRPOConfig(**SAME, **options).build(one, 3)
     fixed = config("wrong", coefficient=0, fit_coefficients=False, **options).build(other, 3)
@@ -106,7 +106,7 @@ def test_without_a_coefficient_it_is_grpo_to_the_digit(options):
 
 def test_the_first_iteration_is_grpo_to_the_digit_and_the_second_is_not():
     one, other = TablePolicy(), TablePolicy()
-    plain, learner = GRPOConfig(**SAME, lr=0.05).build(one, 3), config(lr=0.05).build(other, 3)
+    plain, learner = GRPOConfig(**SAME, optim={"lr": 0.05}).build(one, 3), config(optim={"lr": 0.05}).build(other, 3)
     for seed, same in ((0, True), (1, False)):
         episodes = roll_out(one, 30, GROUP_SIZE, seed)
         plain.update(plain.prepare(episodes))
@@ -116,7 +116,7 @@ def test_the_first_iteration_is_grpo_to_the_digit_and_the_second_is_not():
 
 def test_regularizers_are_of_the_executed_chunks_alone():
     """With values that say nothing, a KL and an entropy term pull as they do in GRPO."""
-    options = {"kl_coef": 0.3, "entropy_coef": 0.2, "lr": 0.05, "epochs": 2}
+    options = {"kl_coef": 0.3, "entropy_coef": 0.2, "optim": {"lr": 0.05}, "epochs": 2}
     one, other = TablePolicy(), TablePolicy()
     plain = GRPOConfig(**SAME, **options).build(one, 3)
     tiny = config("wrong", coefficient=1e-9, fit_coefficients=False, **options).build(other, 3)
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_to_the_digit():
             learner.update(learner.prepare(roll_out(policy, 30, GROUP_SIZE, seed)))
 
     whole, resumed = TablePolicy(), TablePolicy()
-    learner, later = config(lr=0.05).build(whole, 3), config(lr=0.05).build(resumed, 3)
+    learner, later = config(optim={"lr": 0.05}).build(whole, 3), config(optim={"lr": 0.05}).build(resumed, 3)
     trained(whole, learner, range(2))
     tensors, state = learner.state()
     resumed.load_state_dict(whole.state_dict())

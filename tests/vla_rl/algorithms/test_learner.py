@@ -22,11 +22,11 @@ from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.config import ConfigError, build_component
 
 CONFIGS = {
-    "grpo": GRPOConfig(lr=0.01, minibatch_size=40, micro_batch_size=16, epochs=2, kl_coef=0.1),
-    "mc_grpo": MCGRPOConfig(lr=0.01, minibatch_size=40, epochs=2),
-    "rloo_muon": RLOOConfig(lr=0.01, optimizer="muon", weight_decay=0.1),
-    "reinforce_pp": ReinforcePPConfig(lr=0.01, minibatch_size=40, loss_reduction="trajectory_mean"),
-    "ppo": PPOConfig(lr=0.01, minibatch_size=40, critic_warmup=1, entropy_coef=0.01),
+    "grpo": GRPOConfig(optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=16, epochs=2, kl_coef=0.1),
+    "mc_grpo": MCGRPOConfig(optim={"lr": 0.01}, minibatch_size=40, epochs=2),
+    "rloo_muon": RLOOConfig(optim={"lr": 0.01, "name": "muon", "weight_decay": 0.1}),
+    "reinforce_pp": ReinforcePPConfig(optim={"lr": 0.01}, minibatch_size=40, loss_reduction="trajectory_mean"),
+    "ppo": PPOConfig(optim={"lr": 0.01}, minibatch_size=40, critic_warmup=1, entropy_coef=0.01),
 }
 
 
@@ -50,7 +50,7 @@ def first_gradient(config) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean"])
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
 def test_skipping_zero_advantages_gives_the_same_gradient(level, reduction):
-    options = {"filter_groups": False, "ratio_level": level, "loss_reduction": reduction, "grad_clip": None}
+    options = {"filter_groups": False, "ratio_level": level, "loss_reduction": reduction, "optim": {"grad_clip": None}}
     skipping = first_gradient(RLOOConfig(**options))
     whole = first_gradient(RLOOConfig(**options, skip_zero_advantage=False))
     assert any(g.abs().max() > 1e-3 for g in whole.values())
@@ -74,7 +74,7 @@ def test_skipping_spends_fewer_forward_passes():
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_gradient_accumulation_equals_the_whole_minibatch(config):
-    big = {"minibatch_size": 1000, "grad_clip": None, "epochs": 1, "critic_warmup": 0}
+    big = {"minibatch_size": 1000, "optim": {"grad_clip": None}, "epochs": 1, "critic_warmup": 0}
     options = config.model_dump() | {k: v for k, v in big.items() if k in type(config).model_fields}
     whole = first_gradient(type(config)(**options | {"micro_batch_size": 1000}))
     cut = first_gradient(type(config)(**options | {"micro_batch_size": 7}))
@@ -84,7 +84,7 @@ def test_gradient_accumulation_equals_the_whole_minibatch(config):
 
 
 def test_first_step_has_ratio_one():
-    _, _, metrics = step_once(GRPOConfig(lr=1e-3))
+    _, _, metrics = step_once(GRPOConfig(optim={"lr": 1e-3}))
     assert metrics["update/num_steps"] == 1
     assert metrics["update/ratio"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-5)
@@ -94,7 +94,7 @@ def test_first_step_has_ratio_one():
 
 
 def test_later_steps_move_the_ratio():
-    _, _, metrics = step_once(GRPOConfig(lr=0.05, epochs=4))
+    _, _, metrics = step_once(GRPOConfig(optim={"lr": 0.05}, epochs=4))
     assert metrics["update/approx_kl"] > 1e-3
     assert metrics["update/clip_fraction"] > 0.01
     assert metrics["update/ratio_max"] > 1.28
@@ -124,7 +124,7 @@ def test_resume_to_the_bit(config):
 
 
 def test_same_seed_same_result_other_seed_other_order():
-    options = {"minibatch_size": 20, "lr": 0.01}
+    options = {"minibatch_size": 20, "optim": {"lr": 0.01}}
     one, two, other = (weights(step_once(GRPOConfig(**options), seed=s)[0]) for s in (0, 0, 1))
     assert all(torch.equal(one[n], two[n]) for n in one)
     assert not all(torch.equal(one[n], other[n]) for n in one)
@@ -150,7 +150,7 @@ class PoisonedPolicy(ToyPolicy):
 
 def test_nan_loss_is_skipped_and_counted():
     policy = PoisonedPolicy({1})
-    learner = GRPOConfig(lr=0.01, minibatch_size=10).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=10).build(policy)
     metrics = learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
     assert metrics["update/num_bad_steps"] == 1
     assert metrics["update/num_steps"] == policy.calls - 1 >= 2
@@ -160,7 +160,7 @@ def test_nan_loss_is_skipped_and_counted():
 
 def test_nan_gradient_is_skipped():
     policy = ToyPolicy()
-    learner = GRPOConfig(lr=0.01, minibatch_size=1000).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=1000).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     before = weights(policy)
     policy.out.bias.register_hook(lambda g: g * float("nan"))
@@ -170,10 +170,10 @@ def test_nan_gradient_is_skipped():
 
 def test_too_many_bad_steps_restore_the_last_good_weights():
     policy = PoisonedPolicy({1}, rot=True)
-    learner = GRPOConfig(lr=0.01, minibatch_size=10, max_bad_steps=3).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=10).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     good = weights(policy)
-    with pytest.raises(TrainingDivergedError, match=r"3 steps in a row had a NaN.*Try a smaller algo.lr"):
+    with pytest.raises(TrainingDivergedError, match=r"3 steps in a row had a NaN.*Try a smaller algo.optim.lr"):
         for _ in range(3):
             learner.update(batch)
     assert learner.num_bad_steps == 3
@@ -182,7 +182,9 @@ def test_too_many_bad_steps_restore_the_last_good_weights():
 
 def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
     policy = PoisonedPolicy({1, 2, 3})
-    learner = GRPOConfig(lr=0.01, minibatch_size=1000, micro_batch_size=1000, max_bad_steps=3).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=1000, micro_batch_size=1000).build(
+        policy
+    )
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     learner.update(batch)
     good = weights(policy)
@@ -195,7 +197,9 @@ def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
 
 def test_weights_that_turn_nan_are_undone_at_once():
     policy = PoisonedPolicy({1}, rot=True)
-    learner = GRPOConfig(lr=0.01, minibatch_size=1000, micro_batch_size=1000, max_bad_steps=3).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=1000, micro_batch_size=1000).build(
+        policy
+    )
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     learner.update(batch)
     good = weights(policy)
@@ -210,7 +214,7 @@ def test_warm_up_makes_the_first_step_smaller_in_proportion():
     for warmup in (0, 4):
         policy = ToyPolicy()
         before = weights(policy)
-        learner = GRPOConfig(lr=0.01, minibatch_size=1000, warmup_steps=warmup).build(policy)
+        learner = GRPOConfig(optim={"lr": 0.01, "warmup_steps": warmup}, minibatch_size=1000).build(policy)
         learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
         moved[warmup] = max(float((p - before[n]).abs().max()) for n, p in policy.named_parameters())
     assert moved[0] == pytest.approx(0.01, rel=1e-3)
@@ -218,7 +222,7 @@ def test_warm_up_makes_the_first_step_smaller_in_proportion():
 
 
 def test_rates_fall_linearly_to_0_over_the_run():
-    learner = GRPOConfig(lr=0.01, minibatch_size=1000, decay_iterations=4).build(ToyPolicy())
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=1000, decay_iterations=4).build(ToyPolicy())
     rates = []
     for seed in range(5):
         learner.update(learner.prepare(roll_out(learner.policy, 8, 4, seed=seed)))
@@ -229,7 +233,7 @@ def test_rates_fall_linearly_to_0_over_the_run():
 def test_the_policys_warm_up_begins_after_the_critics():
     policy = ToyPolicy(critic=True)
     before = weights(policy)
-    config = PPOConfig(lr=0.01, minibatch_size=1000, epochs=4, critic_warmup=1, warmup_steps=4)
+    config = PPOConfig(optim={"lr": 0.01, "warmup_steps": 4}, minibatch_size=1000, epochs=4, critic_warmup=1)
     learner = config.build(policy)
     learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))  # Four steps: a warm-up's worth.
     assert learner.optimizers[0].param_groups[-1]["lr"] == config.value_lr
@@ -241,14 +245,14 @@ def test_the_policys_warm_up_begins_after_the_critics():
 
 def test_a_good_step_ends_the_streak():
     policy = PoisonedPolicy({0, 1, 3, 4, 6, 7})
-    learner = GRPOConfig(lr=1e-3, minibatch_size=5, max_bad_steps=3).build(policy)
+    learner = GRPOConfig(optim={"lr": 1e-3, "max_bad_steps": 3}, minibatch_size=5).build(policy)
     metrics = learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
     assert policy.calls > 8
     assert metrics["update/num_bad_steps"] == 6
 
 
 def test_critic_warmup_moves_the_value_head_only():
-    policy, learner, _ = step_once(PPOConfig(critic_warmup=1, lr=0.01))
+    policy, learner, _ = step_once(PPOConfig(critic_warmup=1, optim={"lr": 0.01}))
     fresh = weights(ToyPolicy(critic=True))
     moved = {n for n, w in weights(policy).items() if not torch.equal(w, fresh[n])}
     assert moved == {"value_head.weight", "value_head.bias"}
@@ -274,13 +278,13 @@ def test_critic_learns_the_returns():
 
 
 def test_kl_is_zero_at_the_start_and_holds_the_policy_back():
-    _, _, metrics = step_once(GRPOConfig(lr=1e-3, kl_coef=0.1))
+    _, _, metrics = step_once(GRPOConfig(optim={"lr": 1e-3}, kl_coef=0.1))
     assert metrics["update/kl_reference"] == pytest.approx(0.0, abs=1e-6)
 
     def drift(kl_coef: float) -> float:
         policy = ToyPolicy()
         start = ToyPolicy()
-        learner = GRPOConfig(lr=0.02, epochs=4, kl_coef=kl_coef, clip_high=5.0, clip_low=0.99).build(policy)
+        learner = GRPOConfig(optim={"lr": 0.02}, epochs=4, kl_coef=kl_coef, clip_high=5.0, clip_low=0.99).build(policy)
         for i in range(3):
             learner.update(learner.prepare(roll_out(policy, 8, 4, seed=i)))
         obs = observation(np.array([[0, 1], [0, -1]]))
@@ -293,7 +297,7 @@ def test_kl_is_zero_at_the_start_and_holds_the_policy_back():
 def test_entropy_bonus_keeps_entropy_up():
     def entropy(coef: float) -> float:
         policy = ToyPolicy()
-        learner = GRPOConfig(lr=0.02, epochs=4, entropy_coef=coef).build(policy)
+        learner = GRPOConfig(optim={"lr": 0.02}, epochs=4, entropy_coef=coef).build(policy)
         for i in range(5):
             metrics = learner.update(learner.prepare(roll_out(policy, 8, 4, seed=i)))
         return metrics["update/entropy"]
@@ -318,7 +322,7 @@ def test_bc_anchor():
     with pytest.raises(ValueError, match="no demonstrations are given"):
         step_once(GRPOConfig(bc_coef=0.1))
     policy = ToyPolicy()
-    learner = GRPOConfig(lr=0.01, bc_coef=1.0, minibatch_size=40).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01}, bc_coef=1.0, minibatch_size=40).build(policy)
     calls = []
 
     def pull_to_first_move() -> tuple[torch.Tensor, dict]:
@@ -382,8 +386,8 @@ def test_timing():
 def test_load_state_of_another_setup_is_refused():
     _, adamw, _ = step_once(GRPOConfig())
     tensors, state = adamw.state()
-    with pytest.raises(ValueError, match=r"algo\.optimizer: the checkpoint holds 1 optimizers, this run needs 2"):
-        GRPOConfig(optimizer="muon").build(ToyPolicy()).load_state(tensors, state)
+    with pytest.raises(ValueError, match=r"algo\.optim\.name: the checkpoint holds 1 optimizers, this run needs 2"):
+        GRPOConfig(optim={"name": "muon"}).build(ToyPolicy()).load_state(tensors, state)
     with pytest.raises(ValueError, match=r"algo\.kl_coef=0\.1: the checkpoint holds no reference"):
         GRPOConfig(kl_coef=0.1).build(ToyPolicy()).load_state(tensors, state)
 

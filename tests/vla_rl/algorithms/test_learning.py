@@ -14,7 +14,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.algorithms.rloo import RLOOConfig
 
-COMMON = {"lr": 0.02, "minibatch_size": 256, "micro_batch_size": 256, "epochs": 2}
+COMMON = {"optim": {"lr": 0.02}, "minibatch_size": 256, "micro_batch_size": 256, "epochs": 2}
 CONFIGS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**COMMON),
     "mc_grpo": MCGRPOConfig(**COMMON),
@@ -25,7 +25,7 @@ CONFIGS: dict[str, AlgoConfig] = {
         **COMMON, value_lr=0.03, gamma=0.97, advantage_level="action", ratio_level="action", value_loss="mse"
     ),
     "grpo_muon": GRPOConfig(
-        **COMMON | {"lr": 0.06}, optimizer="muon", ratio_level="chunk", loss_reduction="trajectory_mean"
+        **COMMON | {"optim": {"lr": 0.06, "name": "muon"}}, ratio_level="chunk", loss_reduction="trajectory_mean"
     ),
 }
 

@@ -26,8 +26,8 @@ def names(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[set[str]]
 
 def test_critic_has_its_own_learning_rate():
     policy = ToyPolicy(critic=True)
-    config = PPOConfig(lr=1e-3, value_lr=1e-2, weight_decay=0.1)
-    (adamw,) = build_optimizers(config, dict(policy.named_parameters()), config.critic_lr)
+    config = PPOConfig(optim={"lr": 1e-3, "weight_decay": 0.1}, value_lr=1e-2)
+    (adamw,) = build_optimizers(config.optim, dict(policy.named_parameters()), config.critic_lr)
     assert names(adamw, policy)[1] == {"value_head.weight", "value_head.bias"}
     assert [g["lr"] for g in adamw.param_groups] == [1e-3, 1e-2]
     assert [g["weight_decay"] for g in adamw.param_groups] == [0.1, 0.0]
@@ -38,7 +38,7 @@ def test_adamw_is_fused_on_a_gpu_alone():
         is_cuda = True
 
     def made(parameter: nn.Parameter) -> torch.optim.Optimizer:
-        return build_optimizers(GRPOConfig(), {"w": parameter})[0]
+        return build_optimizers(GRPOConfig().optim, {"w": parameter})[0]
 
     assert made(Elsewhere(torch.ones(2))).param_groups[0]["fused"] is True
     on_cpu = made(nn.Parameter(torch.ones(2)))
@@ -60,7 +60,7 @@ def test_adamw_is_fused_on_a_gpu_alone():
 
 def test_an_unused_critic_is_left_alone():
     policy = ToyPolicy(critic=True)
-    (adamw,) = build_optimizers(GRPOConfig(), dict(policy.named_parameters()))
+    (adamw,) = build_optimizers(GRPOConfig().optim, dict(policy.named_parameters()))
     assert not any(is_critic(n) for group in names(adamw, policy) for n in group)
 
 
@@ -74,7 +74,9 @@ def test_muon_takes_hidden_matrices_only():
             "value_head": nn.Linear(8, 1),
         }
     )
-    muon, adamw = build_optimizers(PPOConfig(optimizer="muon"), dict(module.named_parameters()), critic_lr=3e-3)
+    muon, adamw = build_optimizers(
+        PPOConfig(optim={"name": "muon"}).optim, dict(module.named_parameters()), critic_lr=3e-3
+    )
     assert isinstance(muon, torch.optim.Muon)
     assert names(muon, module) == [{"layer.weight"}]
     policy, critic = names(adamw, module)
@@ -84,8 +86,8 @@ def test_muon_takes_hidden_matrices_only():
 
 def learn(policy: ToyPolicy, optimizer: str, steps: int, state: dict | None = None) -> tuple[list[float], dict]:
     """Losses of a regression, and a checkpoint's worth of state; `state` is one to go on from."""
-    config = GRPOConfig(optimizer=optimizer, lr=1e-2, weight_decay=0.01)
-    (made,) = build_optimizers(config, dict(policy.named_parameters()))
+    config = GRPOConfig(optim={"name": optimizer, "lr": 1e-2, "weight_decay": 0.01})
+    (made,) = build_optimizers(config.optim, dict(policy.named_parameters()))
     done = 0
     if state is not None:
         policy.load_state_dict(state["weights"])
@@ -122,7 +124,7 @@ def test_moments_in_8_bits_learn_as_adamw_does_and_resume_to_the_bit():
 
 def test_a_learner_with_8_bits_warms_up_and_resumes():
     pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
-    config = PPOConfig(optimizer="adamw_8bit", warmup_steps=10, minibatch_size=20)
+    config = PPOConfig(optim={"name": "adamw_8bit", "warmup_steps": 10}, minibatch_size=20)
     policy = ToyPolicy(critic=True, hidden=64)
     learner = config.build(policy)
     learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
@@ -135,7 +137,7 @@ def test_a_learner_with_8_bits_warms_up_and_resumes():
     episodes = roll_out(policy, 8, 4, seed=2)
     for each in (learner, resumed):
         each.update(each.prepare(episodes))
-    assert 0 < learner.optimizers[0].param_groups[0]["lr"] <= config.lr
+    assert 0 < learner.optimizers[0].param_groups[0]["lr"] <= config.optim.lr
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
 
 
@@ -144,7 +146,7 @@ def test_without_torchao_the_error_says_what_to_do(monkeypatch):
     monkeypatch.delitem(sys.modules, "vla_rl.training.adamw_8bit", raising=False)
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match=r"'adamw_8bit' needs torchao.*low_memory"):
-        build_optimizers(GRPOConfig(optimizer="adamw_8bit"), dict(ToyPolicy().named_parameters()))
+        build_optimizers(GRPOConfig(optim={"name": "adamw_8bit"}).optim, dict(ToyPolicy().named_parameters()))
 
 
 def _parts(value: Any) -> list[torch.Tensor]:
@@ -158,7 +160,7 @@ def test_the_optimizer_holds_as_many_bytes_as_counted(optimizer):
         pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
     policy = ToyPolicy(hidden=64)
     parameters = dict(policy.named_parameters())
-    made = build_optimizers(GRPOConfig(optimizer=optimizer), parameters)
+    made = build_optimizers(GRPOConfig(optim={"name": optimizer}).optim, parameters)
     policy.out(policy.body(torch.ones(1, 2))).sum().backward()
     held = 0
     for each in made:
@@ -174,7 +176,7 @@ def test_a_step_makes_and_drops_as_many_bytes_as_counted(optimizer):
     if optimizer == "adamw_8bit":
         pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
     parameters = {"layer.weight": nn.Parameter(torch.ones(128, 256)), "bias": nn.Parameter(torch.ones(64))}
-    made = build_optimizers(GRPOConfig(optimizer=optimizer), parameters)
+    made = build_optimizers(GRPOConfig(optim={"name": optimizer}).optim, parameters)
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     peaks = []
@@ -198,7 +200,7 @@ def test_a_fused_step_shows_in_the_versions_of_the_weights(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "AdamW", Fused)
     weight = nn.Parameter(torch.ones(2, 2))
-    (optimizer,) = build_optimizers(GRPOConfig(), {"weight": weight})
+    (optimizer,) = build_optimizers(GRPOConfig().optim, {"weight": weight})
     weight.grad = torch.ones_like(weight)
     before = weight._version
     optimizer.step()

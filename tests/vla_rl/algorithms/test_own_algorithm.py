@@ -37,7 +37,7 @@ class PlainConfig(AlgoConfig):
 def config(tmp_path, monkeypatch) -> AlgoConfig:
     (tmp_path / "own_algorithm.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    values = {"kind": "own_algorithm:PlainConfig", "baseline": 0.3, "lr": 0.02, "minibatch_size": 256}
+    values = {"kind": "own_algorithm:PlainConfig", "baseline": 0.3, "optim": {"lr": 0.02}, "minibatch_size": 256}
     made = build_component("algo", values)
     assert isinstance(made, AlgoConfig)
     return made

@@ -20,7 +20,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.types import ActionChunk, Episode
 
-OPTIONS: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-2, "minibatch_size": 16, "epochs": 2}
+OPTIONS: dict[str, Any] = {"optim": {"name": "adamw", "lr": 1e-2}, "minibatch_size": 16, "epochs": 2}
 
 
 def stamped(episodes: list[Episode], version: int | None) -> list[Episode]:
@@ -246,7 +246,7 @@ def test_sampled_batches_of_an_older_policy_meet_the_exact_gradient():
     with torch.no_grad():
         now.logits.add_(torch.from_numpy(np.random.default_rng(1).normal(0, 0.4, (3, 2, 2)).astype(np.float32)))
     config = GRPOConfig(
-        ratio_level="chunk", behavior_cap=1e6, minibatch_size=10**6, normalize_std=False, grad_clip=None
+        ratio_level="chunk", behavior_cap=1e6, minibatch_size=10**6, normalize_std=False, optim={"grad_clip": None}
     )
     learner = config.build(now)
     learner.iteration = 1

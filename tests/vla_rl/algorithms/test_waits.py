@@ -15,8 +15,10 @@ from vla_rl.common.progress import Stopwatch
 install()  # When tests are collected: torch must know of all devices before its first backward pass.
 
 CONFIGS = {
-    "grpo": GRPOConfig(lr=0.01, minibatch_size=40, micro_batch_size=40, epochs=2, kl_coef=0.1, dual_clip=3.0),
-    "ppo": PPOConfig(lr=0.01, minibatch_size=40, micro_batch_size=40, entropy_coef=0.01),
+    "grpo": GRPOConfig(
+        optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=40, epochs=2, kl_coef=0.1, dual_clip=3.0
+    ),
+    "ppo": PPOConfig(optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=40, entropy_coef=0.01),
 }
 
 
@@ -45,7 +47,7 @@ def test_an_update_waits_once_a_step_and_once_at_its_end(name, micro_batch_size)
 def test_a_bad_step_is_skipped_at_the_same_price():
     with pretending() as device:
         policy = ToyPolicy().to(device)
-        learner = GRPOConfig(lr=0.01, minibatch_size=1000, micro_batch_size=5).build(policy)
+        learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=1000, micro_batch_size=5).build(policy)
         batch = learner.prepare(roll_out(ToyPolicy(), 8, 4, seed=1))
         before = {n: p.detach().cpu().clone() for n, p in policy.named_parameters()}
         policy.out.bias.register_hook(lambda gradient: gradient * float("nan"))

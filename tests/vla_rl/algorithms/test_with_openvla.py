@@ -43,10 +43,14 @@ def rollout(request):
     return policy, episodes
 
 
-DR = DRGRPOConfig(lr=1e-4, values=PlantedValuesConfig(), candidates=3, coefficient=0.2, state_coefficient=0.2)
+DR = DRGRPOConfig(
+    optim={"lr": 1e-4}, values=PlantedValuesConfig(), candidates=3, coefficient=0.2, state_coefficient=0.2
+)
 
 
-@pytest.mark.parametrize("config", [GRPOConfig(lr=1e-4), PPOConfig(lr=1e-4), DR], ids=["grpo", "ppo", "dr_grpo"])
+@pytest.mark.parametrize(
+    "config", [GRPOConfig(optim={"lr": 1e-4}), PPOConfig(optim={"lr": 1e-4}), DR], ids=["grpo", "ppo", "dr_grpo"]
+)
 def test_rollout_and_trainer_agree_and_an_update_favors_success(rollout, config):
     policy, episodes = rollout
     start = {n: t.clone() for n, t in policy.state_dict().items()}

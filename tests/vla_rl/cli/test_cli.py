@@ -335,10 +335,10 @@ def test_inspect_of_a_truncated_file_is_an_error(size: int, tmp_path: Path) -> N
 
 
 def test_config_show_prints_what_loads_again(recipe: Path, tmp_path: Path) -> None:
-    shown = run("config", "show", str(recipe), "train.iterations=3", "algo.kind=grpo", "algo.lr=1e-5")
+    shown = run("config", "show", str(recipe), "train.iterations=3", "algo.kind=grpo", "algo.optim.lr=1e-5")
     assert shown.exit_code == 0, shown.stderr
     values = yaml.safe_load(shown.output)
-    assert values["train"]["iterations"] == 3 and float(values["algo"]["lr"]) == 1e-5
+    assert values["train"]["iterations"] == 3 and float(values["algo"]["optim"]["lr"]) == 1e-5
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(shown.output)
     assert run("config", "show", str(resolved)).output == shown.output
@@ -366,7 +366,7 @@ def test_the_schema_accepts_shipped_recipes_and_refuses_wrong_ones() -> None:
     good = {"run": "eval", "name": "x", "env": {"kind": "tabletop", "image_size": 64}, "policy": {"kind": "openvla"}}
     for values in (
         good,
-        {**good, "run": "train", "algo": {"kind": "grpo", "lr": 1e-5}},
+        {**good, "run": "train", "algo": {"kind": "grpo", "optim": {"lr": 1e-5}}},
         {**good, "env": {"kind": "my_lab.robots:BenchConfig", "anything": 1}},
         {"base": "other.yaml", "env": {"image_size": 64}},
         *{values.get("run"): values for values in (yaml.safe_load(path.read_text()) for path in shipped())}.values(),

@@ -239,11 +239,11 @@ def test_outlines_keep_what_statistics_need():
     ("options", "message"),
     [
         (["train.groups=2"], "train.groups: got 2 for 4 processes"),
-        (["parallel=fsdp", "algo.optimizer=muon"], "algo.optimizer: got 'muon', but with parallel=fsdp"),
-        (["parallel=fsdp", "algo.optimizer=adamw_8bit"], "algo.optimizer: got 'adamw_8bit', but with parallel=fsdp"),
+        (["parallel=fsdp", "algo.optim.name=muon"], "algo.optim.name: got 'muon', but with parallel=fsdp"),
+        (["parallel=fsdp", "algo.optim.name=adamw_8bit"], "algo.optim.name: got 'adamw_8bit', but with parallel=fsdp"),
         (["device=cuda:1"], "device: got 'cuda:1', but each of 4 processes"),
         (["sft={datasets: nowhere, batch_size: 3}"], "sft.batch_size: got 3 for 4 processes"),
-        (["sft={datasets: nowhere, optimizer: muon}", "parallel=fsdp"], "sft.optimizer: got 'muon'"),
+        (["sft={datasets: nowhere, optim: {name: muon}}", "parallel=fsdp"], "sft.optim.name: got 'muon'"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(policy, options, message):

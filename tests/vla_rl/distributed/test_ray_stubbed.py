@@ -88,7 +88,7 @@ def test_a_users_mistake_is_told_without(caplog: pytest.LogCaptureFixture) -> No
     def raised(error: Exception) -> BaseException:
         return cause_of(ray.exceptions.RayTaskError("f", "Traceback, far away", error, proctitle="a", ip="10.0.0.7"))
 
-    for error in (ConfigError("algo.lr: got -1"), ValueError("no such task")):
+    for error in (ConfigError("algo.optim.lr: got -1"), ValueError("no such task")):
         assert raised(error) is error
     assert not caplog.text
     assert str(raised(KeyError("k"))) == "'k'" and "Traceback, far away" in caplog.text

@@ -223,7 +223,7 @@ def test_pairs_that_are_lost_take_their_states_and_their_part_of_the_budget(tmp_
 
 def test_a_run_that_got_worse_goes_back_to_its_base_policy(tmp_path, wanderer):
     """RL with a rate at which the policy soon does but one thing, right from two initial states at best."""
-    options = ("gate={every: 4, pairs: 80}", "algo.lr=1", "sampling.first_state=7")
+    options = ("gate={every: 4, pairs: 80}", "algo.optim.lr=1", "sampling.first_state=7")
     recipe = small_recipe(wanderer, dream(), REAL.replace("horizon: 8", "horizon: 32"), *options)
     folder = tmp_path / "run"
     train(recipe, open_run(recipe, folder, resume=False))

@@ -23,8 +23,8 @@ from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.types import ActionChunk, Observation
 
 SPEC = fake_env_spec()
-CRITIC = {"hidden": 32, "batch_size": 128, "lr": 6e-3, "members": 2, "discount": 1.0}
-NOISE = {"hidden": 32, "lr": 6e-3, "scale": 2.0}
+CRITIC = {"hidden": 32, "batch_size": 128, "optim": {"lr": 6e-3}, "members": 2, "discount": 1.0}
+NOISE = {"hidden": 32, "optim": {"lr": 6e-3}, "scale": 2.0}
 
 
 class Twice(nn.Module, Policy):

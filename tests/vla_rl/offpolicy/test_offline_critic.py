@@ -42,7 +42,7 @@ def two_decisions(num_episodes: int = 600, seed: int = 0) -> Transitions:
     )
 
 
-CONFIG = CriticConfig(steps=160, hidden=16, batch_size=128, lr=1e-2, discount=0.9, members=2, folds=2)
+CONFIG = CriticConfig(steps=160, hidden=16, batch_size=128, optim={"lr": 1e-2}, discount=0.9, members=2, folds=2)
 
 
 @pytest.fixture(scope="module")

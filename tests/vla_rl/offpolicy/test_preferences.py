@@ -86,7 +86,9 @@ def test_the_summed_cloning_loss_is_the_likelihood_that_rl_computes(data: BCData
 
 
 def trainer_of(policy, data: BCDataset, **options: float) -> tuple[PreferenceTrainer, PreferenceDataset]:
-    sft = SFTConfig.model_validate({"datasets": ["x"], "lr": 1e-4, "batch_size": 2, "warmup_steps": 0, "steps": 50})
+    sft = SFTConfig.model_validate(
+        {"datasets": ["x"], "optim": {"lr": 1e-4, "warmup_steps": 0}, "batch_size": 2, "steps": 50}
+    )
     numbers = np.flatnonzero(data.parts[0].success)[:1], np.flatnonzero(~data.parts[0].success)[:1]
     reference = reference_log_probs(policy, data, np.concatenate(numbers), 2)
     config = PreferencesConfig.model_validate({"pairs": 1, "beta": 0.05} | options)

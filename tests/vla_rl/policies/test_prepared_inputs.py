@@ -112,7 +112,7 @@ class Run:
             torch.testing.assert_close(weight, other.weights[name], rtol=0, atol=0)
 
 
-GRPO = GRPOConfig(lr=1e-3, epochs=2, kl_coef=0.1)
+GRPO = GRPOConfig(optim={"lr": 1e-3}, epochs=2, kl_coef=0.1)
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, num_images: int) -> None:
@@ -153,7 +153,7 @@ def test_episodes_from_another_process_are_prepared_once(monkeypatch):
 
 
 def test_ppo_prepares_the_last_observations_for_its_bootstrap(monkeypatch):
-    run = Run(monkeypatch, PPOConfig(lr=1e-3, epochs=2))
+    run = Run(monkeypatch, PPOConfig(optim={"lr": 1e-3}, epochs=2))
     cut = sum(not episode.terminated.any() for episode in run.episodes)
     assert cut and run.counts[2:] == [run.num_decisions, cut]
 

@@ -11,7 +11,7 @@ import yaml
 from sim.tabletop import TabletopConfig
 from vla_rl.config import ConfigError, apply_overrides, build_component, read_yaml, recipes_folder
 
-GRPO = {"algo": {"kind": "grpo", "lr": 2e-4, "epochs": 2, "normalize_std": False, "filter_groups": False}}
+GRPO = {"algo": {"kind": "grpo", "optim": {"lr": 2e-4}, "epochs": 2, "normalize_std": False, "filter_groups": False}}
 
 
 class MyTabletop(TabletopConfig):
@@ -21,22 +21,24 @@ class MyTabletop(TabletopConfig):
 
 
 def test_a_new_kind_keeps_what_both_share_and_says_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
-    assert apply_overrides(GRPO, ["algo=ppo"]) == {"algo": {"kind": "ppo", "lr": 2e-4, "epochs": 2}}
+    assert apply_overrides(GRPO, ["algo=ppo"]) == {"algo": {"kind": "ppo", "optim": {"lr": 2e-4}, "epochs": 2}}
     assert caplog.messages == [
         "algo.kind: 'grpo' became 'ppo', so what was said of filter_groups, normalize_std is left out"
     ], "both have normalize_std, and mean other things by it"
     assert apply_overrides(GRPO, ["algo=rloo"])["algo"] == {
-        "kind": "rloo", "lr": 2e-4, "epochs": 2, "filter_groups": False
+        "kind": "rloo", "optim": {"lr": 2e-4}, "epochs": 2, "filter_groups": False
     }  # fmt: skip
     caplog.clear()
     kept = apply_overrides(GRPO, ["algo=dr_grpo"])["algo"]
     assert kept == {**GRPO["algo"], "kind": "dr_grpo"} and not caplog.messages
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["algo.lr=3e-4", "algo=ppo", "algo.value_lr=1e-3"])))
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["algo.optim.lr=3e-4", "algo=ppo", "algo.value_lr=1e-3"]))
+)
 def test_no_override_is_lost_by_a_kind_that_follows(order: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    assert apply_overrides({"algo": {"kind": "grpo", "lr": 2e-4}}, order)["algo"] == {
-        "kind": "ppo", "lr": 3e-4, "value_lr": 1e-3
+    assert apply_overrides({"algo": {"kind": "grpo", "optim": {"lr": 2e-4}}}, order)["algo"] == {
+        "kind": "ppo", "optim": {"lr": 3e-4}, "value_lr": 1e-3
     }  # fmt: skip
     assert not caplog.messages
 
@@ -80,8 +82,8 @@ def test_what_is_bound_to_a_kind_does_not_go_to_another_unless_one_extends_the_o
 def test_a_file_over_another_keeps_what_both_kinds_share(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(GRPO))
     path = tmp_path / "b.yaml"
-    path.write_text("base: a.yaml\nalgo: {kind: ppo, lr: 1.0}\n")
-    assert read_yaml(path)["algo"] == {"kind": "ppo", "lr": 1.0, "epochs": 2}
+    path.write_text("base: a.yaml\nalgo: {kind: ppo, optim: {lr: 1.0}}\n")
+    assert read_yaml(path)["algo"] == {"kind": "ppo", "optim": {"lr": 1.0}, "epochs": 2}
     assert len(caplog.messages) == 1
     caplog.clear()
     for recipe in recipes_folder().glob("*.yaml"):

@@ -65,7 +65,7 @@ REFUSED = [
     ),
     ("train", ["train.keep=best"], r"train: keep 'best' needs validate_every"),
     ("train", ["algo.decay_iterations=2"], r"algo\.decay_iterations: got 2: the last of train\.iterations \(4\)"),
-    ("train", ["algo.betas=[0.9, 2]"], r"algo\.betas\.1: got 2\. Input should be less than 1"),
+    ("train", ["algo.optim.betas=[0.9, 2]"], r"algo\.optim\.betas\.1: got 2\. Input should be less than 1"),
     ("train", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("train", ["policy.path=/"], r"policy\.path: / holds no checkpoint \(no config\.json\)\.$"),
     ("train", ["train.evaluate=after", "eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),

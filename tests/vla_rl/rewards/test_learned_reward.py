@@ -30,8 +30,8 @@ from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig(num_envs=8, image_size=32, horizon=10, steps_after_success=4)
 SETTINGS = {
-    "every": 4, "image_size": 32, "steps": 60, "batch_size": 32, "lr": 3e-3, "warmup_steps": 10, "holdout": 0.4,
-    "min_failures": 10, "max_false_success": 0.95, "network": {"width": 16, "dropout": 0.0},
+    "every": 4, "image_size": 32, "steps": 60, "batch_size": 32, "optim": {"lr": 3e-3, "warmup_steps": 10},
+    "holdout": 0.4, "min_failures": 10, "max_false_success": 0.95, "network": {"width": 16, "dropout": 0.0},
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_policies_are_evaluated_by_the_simulator(tmp_path: Path) -> None:
     overrides = ["train.iterations=1", "train.evaluate=after", "eval.temperatures=[0.0, 1.0]"]
     results = {}
     for name, more in (("plain", []), ("fooled", ["env.reward={kind: 'planted_reward:GripRewardConfig'}"])):
-        recipe = make_recipe(policy, *overrides, *more, "algo.lr=1e-12")
+        recipe = make_recipe(policy, *overrides, *more, "algo.optim.lr=1e-12")
         folder = open_run(recipe, tmp_path / name, resume=False)
         train(recipe, folder)
         results[name] = Evaluation.load(RunFolder(folder).evaluation("final"))

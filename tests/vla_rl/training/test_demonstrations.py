@@ -37,7 +37,7 @@ def sft(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("demonstrations") / "demos"
     config = CollectConfig(dataset=str(path), episodes_per_task=4)
     collect_dataset(DummyConfig(num_envs=4, tasks=("reach_red",)), config)
-    return f"sft={{datasets: {path}, batch_size: 4, lr: 1e-3}}"
+    return f"sft={{datasets: {path}, batch_size: 4, optim: {{lr: 1e-3}}}}"
 
 
 def run_in(folder: Path, recipe, resume: bool = False) -> Path:

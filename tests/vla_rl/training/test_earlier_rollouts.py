@@ -71,7 +71,7 @@ def test_a_checkpoint_gives_back_what_is_learned_from_to_the_bit():
     learnt = []
     for each in (earlier, other):
         policy = toy.ToyPolicy(seed=1)
-        learner = GRPOConfig(lr=1e-2, minibatch_size=16).build(policy)
+        learner = GRPOConfig(optim={"lr": 1e-2}, minibatch_size=16).build(policy)
         learner.iteration = 2
         learnt.append(learner.update(learner.prepare(each.beside(rollout(2), 2))))
     assert learnt[0] == learnt[1] and learnt[0]["stale/lag_max"] == 2
@@ -105,7 +105,7 @@ def test_a_run_learns_from_earlier_rollouts_and_says_so(policy, tmp_path):
 def test_rollouts_that_tell_too_little_are_left_out(policy, tmp_path):
     """Bound at 1, no old chunk stays once the policy has moved: the run is the one without reuse."""
     for name, options in {"plain": (), "bound": ("train.reuse=1", "algo.min_effective_share=1")}.items():
-        recipe = small_recipe(policy, "algo.lr=1e-3", *options)
+        recipe = small_recipe(policy, "algo.optim.lr=1e-3", *options)
         train(recipe, open_run(recipe, tmp_path / name, False))
     assert all(m["stale/left_out"] == m["stale/share"] > 0 for m in metrics(tmp_path / "bound")[1:])
     plain, bound = ((tmp_path / n / "policy" / "model.safetensors").read_bytes() for n in ("plain", "bound"))

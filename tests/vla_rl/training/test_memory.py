@@ -126,7 +126,7 @@ def test_the_peak_of_an_update_is_within_15_percent_of_what_the_allocator_gives(
         estimate = measure(fake, SPEC, batch_size=BATCH)
     policy = config.build(SPEC)
     policy.norm_stats = _unit_statistics(policy, SPEC)
-    learner = GRPOConfig(lr=1e-6, minibatch_size=2 * BATCH, micro_batch_size=BATCH).build(policy)
+    learner = GRPOConfig(optim={"lr": 1e-6}, minibatch_size=2 * BATCH, micro_batch_size=BATCH).build(policy)
     batch = learner.prepare(episodes(policy, 2 * BATCH))
     learner.update(batch)  # From now on the optimizer's state and the copy of the last good weights are there.
     learner._zero_grad()
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_written_and_read_without_a_second_copy(tmp_path):
         apart = per_process(estimates["cuda"], fake, 4)
     policy = config.build(SPEC)
     policy.norm_stats = _unit_statistics(policy, SPEC)
-    algo = GRPOConfig(lr=1e-6, minibatch_size=2 * BATCH, micro_batch_size=BATCH)
+    algo = GRPOConfig(optim={"lr": 1e-6}, minibatch_size=2 * BATCH, micro_batch_size=BATCH)
     learner = algo.build(policy)
     learner.update(learner.prepare(episodes(policy, 2 * BATCH)))
     fresh = algo.build(policy)

@@ -31,7 +31,7 @@ def test_a_recipe_trains_and_saves_it(case, tmp_path):
     variant, chosen, algo = CASES[case]
     folder = write_checkpoint(tmp_path / "download", variant)
     policy = {"kind": "openvla", "path": str(folder), "precision": "fp32", **chosen}
-    values = {**RECIPE, "policy": policy, "algo": {"kind": algo, "minibatch_size": 24, "lr": 1e-3}}
+    values = {**RECIPE, "policy": policy, "algo": {"kind": algo, "minibatch_size": 24, "optim": {"lr": 1e-3}}}
     overrides = [
         "train.iterations=1", "train.groups=2", "train.group_size=2", "train.allow_no_success=true", "env.num_envs=4",
         "algo.epochs=1",

@@ -44,8 +44,14 @@ ENV: dict[str, Any] = {
     "expert": {"habit": {"place_short": 0.05, "place_short_std": 0.01}},
 }
 EVAL = EvalConfig(split="eval", episodes_per_task=200, temperatures=(1.0,), videos=0)
-SFT = {"optimizer": "muon", "lr": 1.5e-3, "batch_size": 48, "warmup_steps": 20, "final_lr_fraction": 0.05}
-GRPO = {"kind": "grpo", "lr": 2e-4, "warmup_steps": 5, "epochs": 2, "minibatch_size": 256, "micro_batch_size": 64}
+SFT = {"optim": {"name": "muon", "lr": 1.5e-3, "warmup_steps": 20}, "batch_size": 48, "final_lr_fraction": 0.05}
+GRPO = {
+    "kind": "grpo",
+    "optim": {"lr": 2e-4, "warmup_steps": 5},
+    "epochs": 2,
+    "minibatch_size": 256,
+    "micro_batch_size": 64,
+}
 # 160 episodes beside the 200 that were cloned: the critic, and the actor of starting noises, learn from both.
 STEERING: dict[str, Any] = {
     "method": "noise",
@@ -56,7 +62,7 @@ STEERING: dict[str, Any] = {
     "warm_updates": 600,
     "evaluate": "never",
     "critic": {"hidden": 128, "batch_size": 128, "targets": "actor"},
-    "noise": {"scale": 1.5, "lr": 1e-3},
+    "noise": {"scale": 1.5, "optim": {"lr": 1e-3}},
 }
 PPO = {**GRPO, "kind": "ppo", "value_lr": 1e-3, "gamma": 1.0, "critic_warmup": 1, "bootstrap_truncated": False}
 
@@ -94,7 +100,7 @@ def _openvla(variant: Variant, steps: int, algo: dict[str, Any] | None = None, *
 
 def _lerobot(policy_type: str, steps: int, ratio_level: str = "action", image_size: int = 32) -> Family:
     given = {"kind": "lerobot", "type": policy_type, "preset": "tiny", "image_size": image_size, "chunk_size": 4}
-    return Family(None, given, {"steps": steps}, {"ratio_level": ratio_level, "lr": 1e-4})
+    return Family(None, given, {"steps": steps}, {"ratio_level": ratio_level, "optim": {**GRPO["optim"], "lr": 1e-4}})
 
 
 FAMILIES: dict[str, Family] = {
@@ -102,7 +108,12 @@ FAMILIES: dict[str, Family] = {
     "oft_discrete": _openvla("discrete", 500, chunk_size=4),
     # A floor below which scales would make small changes of the actions large ones of the ratio.
     "oft_l1_laplace": _openvla(
-        "l1", 400, {"lr": 1e-4}, chunk_size=4, cameras=["agentview"], laplace={"min_scale": 0.03}
+        "l1",
+        400,
+        {"optim": {**GRPO["optim"], "lr": 1e-4}},
+        chunk_size=4,
+        cameras=["agentview"],
+        laplace={"min_scale": 0.03},
     ),
     "smolvla": _lerobot("smolvla", 500),
     "pi0": _lerobot("pi0", 450),
@@ -110,7 +121,10 @@ FAMILIES: dict[str, Family] = {
     "pi0_fast": _lerobot("pi0_fast", 500, ratio_level="chunk"),
     # Its ResNet halves the picture five times: 32 pixels leave one place. It clones well, so RL starts farther away.
     "act": replace(
-        _lerobot("act", 500, image_size=64), sft={"steps": 500, "lr": 1e-3}, start_spread=0.25, frozen_norms=True
+        _lerobot("act", 500, image_size=64),
+        sft={"steps": 500, "optim": {**SFT["optim"], "lr": 1e-3}},
+        start_spread=0.25,
+        frozen_norms=True,
     ),
 }
 
@@ -153,7 +167,7 @@ def base(request, demonstrations, tmp_path_factory) -> Base:
 
 def _with_frozen_norms(policy: dict[str, Any], demonstrations: str, folder: Path) -> Path:
     """A fresh policy whose frozen batch norms have the mean and variance of what 32 observations give them."""
-    one = {"datasets": demonstrations, **SFT, "steps": 1, "lr": 1e-8, "warmup_steps": 0}
+    one = {"datasets": demonstrations, **SFT, "steps": 1, "optim": {**SFT["optim"], "lr": 1e-8, "warmup_steps": 0}}
     clone(_recipe(policy, ENV, sft=one), folder)
     fresh = load_policy(folder / "policy")
 

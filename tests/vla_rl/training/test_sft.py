@@ -45,8 +45,16 @@ def make_policy(seed: int = 0, **options):
 
 
 def options(demos: Path, **values) -> SFTConfig:
-    defaults = {"datasets": str(demos), "steps": 6, "batch_size": 4, "warmup_steps": 2, "log_every": 1, "save_every": 3}
-    return SFTConfig.model_validate({**defaults, **values})
+    defaults = {
+        "datasets": str(demos),
+        "steps": 6,
+        "batch_size": 4,
+        "optim": {"warmup_steps": 2},
+        "log_every": 1,
+        "save_every": 3,
+    }
+    values["optim"] = defaults["optim"] | values.get("optim", {})
+    return SFTConfig.model_validate(defaults | values)
 
 
 class Log:
@@ -119,7 +127,9 @@ def test_datasets_of_other_instructions_than_the_environments_are_told_once(demo
 
 def test_it_learns_and_the_result_loads(demos, tmp_path):
     policy, log = make_policy(), Log()
-    config = options(demos, steps=30, batch_size=8, lr=3e-3, warmup_steps=3, validation_fraction=0.1, save_every=30)
+    config = options(
+        demos, steps=30, batch_size=8, optim={"lr": 3e-3, "warmup_steps": 3}, validation_fraction=0.1, save_every=30
+    )
     result = train_bc(policy, config, tmp_path, log, env_spec=ENV.env_spec(), progress=False)
     first, last = log.steps[1], log.steps[30]
     assert last["bc_loss"] < 0.5 * first["bc_loss"] and last["action_l1"] < 0.7 * first["action_l1"]
@@ -154,7 +164,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(demos, finished, t
 
 
 def test_a_resumed_run_with_all_that_has_state_equals_an_uninterrupted_one_to_the_bit(demos, tmp_path):
-    extra = {"optimizer": "muon", "ema_decay": 0.9, "augment": AUGMENT, "grad_accumulation": 2, "weight_decay": 0.1}
+    extra = {
+        "optim": {"name": "muon", "weight_decay": 0.1},
+        "ema_decay": 0.9,
+        "augment": AUGMENT,
+        "grad_accumulation": 2,
+    }
     policy, whole = make_policy(), Log()
     train_bc(policy, options(demos, **extra), tmp_path / "whole", whole, seed=5, progress=False)
     assert same(check_cut_at_4(demos, tmp_path / "cut", extra, whole.losses), weights(policy))
@@ -183,8 +198,8 @@ def test_another_seed_draws_otherwise(demos, finished, tmp_path):
 
 def test_resuming_with_other_options_is_refused(demos, finished, tmp_path):
     folder = finished.copy(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"made with other options \(sft.lr: there 0.0003, now 0.001\)"):
-        train_bc(make_policy(), options(demos, lr=1e-3), folder, Log(), seed=5, progress=False)
+    with pytest.raises(CheckpointError, match=r"made with other options \(sft.optim.lr: there 0.0003, now 0.001\)"):
+        train_bc(make_policy(), options(demos, optim={"lr": 1e-3}), folder, Log(), seed=5, progress=False)
     result = train_bc(make_policy(), options(demos, log_every=2), folder, Log(), seed=5, progress=False)
     assert result["steps"] == 6
 
@@ -219,7 +234,7 @@ def test_checkpoints_hold_no_frozen_weights_and_only_the_last_are_kept(demos, tm
 
 def test_learning_rate_warms_up_and_follows_a_cosine(demos, tmp_path):
     log = Log()
-    config = options(demos, steps=10, warmup_steps=2, lr=1e-3, final_lr_fraction=0.1)
+    config = options(demos, steps=10, optim={"warmup_steps": 2, "lr": 1e-3}, final_lr_fraction=0.1)
     train_bc(make_policy(), config, tmp_path, log, progress=False)
     rates = [log.steps[step]["lr"] for step in range(1, 11)]
     assert rates[:3] == pytest.approx([5e-4, 1e-3, 1e-3])
@@ -235,7 +250,7 @@ def test_accumulated_gradients_equal_the_whole_batch(demos):
     for accumulation in (1, 3):
         policy = make_policy()
         policy.set_norm_stats({"q01": -np.ones(7), "q99": np.ones(7)}, {"q01": -np.ones(8), "q99": np.ones(8)})
-        cloning = BCTrainer(policy, options(demos, grad_accumulation=accumulation, warmup_steps=0))
+        cloning = BCTrainer(policy, options(demos, grad_accumulation=accumulation, optim={"warmup_steps": 0}))
         results.append((cloning.step(part.batch(whole_chunks, 2)), weights(policy)))
     (one, a), (three, b) = results
     assert one["loss"] == pytest.approx(three["loss"], rel=1e-5)
@@ -314,9 +329,9 @@ def test_too_many_bad_steps_stop_the_run_with_the_last_good_state_kept(demos, tm
     policy, log = make_policy(), Log()
     poison(policy, {2, 4, 5, 6})
     with pytest.raises(
-        TrainingDivergedError, match=r"3 steps in a row, to step 6.*smaller sft.lr.*Saved as .*step_00000006"
+        TrainingDivergedError, match=r"3 steps in a row, to step 6.*smaller sft.optim.lr.*Saved as .*step_00000006"
     ):
-        train_bc(policy, options(demos, steps=9, max_bad_steps=3), tmp_path, log, progress=False)
+        train_bc(policy, options(demos, steps=9, optim={"max_bad_steps": 3}), tmp_path, log, progress=False)
     tensors, state = load_checkpoint(tmp_path / "checkpoints" / "step_00000006")
     assert state["counters"]["num_bad_steps"] == 4
     assert all(bool(torch.isfinite(t).all()) for t in tensors.values())

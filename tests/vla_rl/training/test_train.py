@@ -47,7 +47,7 @@ STATEFUL = (
     "train.validate_every=2",
     "train.validation_episodes=4",
     "train.keep=best",
-    "algo.optimizer=muon",
+    "algo.optim.name=muon",
     "algo.kl_coef=0.01",
 )
 # One control step from a distant start: nobody succeeds.
@@ -167,8 +167,8 @@ def test_a_finished_run_resumes_to_its_end_and_another_recipe_does_not(whole, po
     recipe = small_recipe(
         policy, *STATEFUL, "train.evaluate=before_and_after", "eval.videos=1", "eval.temperatures=[1]"
     )
-    with pytest.raises(ConfigError, match=r"there algo\.lr: 0\.001, here algo\.lr: 0\.01"):
-        open_run(small_recipe(policy, *STATEFUL, "algo.lr=0.01"), folder, resume=True)
+    with pytest.raises(ConfigError, match=r"there algo\.optim\.lr: 0\.001, here algo\.optim\.lr: 0\.01"):
+        open_run(small_recipe(policy, *STATEFUL, "algo.optim.lr=0.01"), folder, resume=True)
     with pytest.raises(ConfigError, match="is not empty"):
         open_run(recipe, folder, resume=False)
     run_in(folder, recipe, resume=True)
@@ -176,7 +176,7 @@ def test_a_finished_run_resumes_to_its_end_and_another_recipe_does_not(whole, po
 
 
 def test_a_finished_run_that_is_given_more_iterations_equals_one_that_had_them_at_once(policy, tmp_path):
-    options = ("sampling={kind: vade, first_state: 18, train_states: 2}", "algo.optimizer=muon", "algo.kl_coef=0.01")
+    options = ("sampling={kind: vade, first_state: 18, train_states: 2}", "algo.optim.name=muon", "algo.kl_coef=0.01")
     short = run_in(tmp_path / "short", small_recipe(policy, *options, "train.iterations=2"))
     longer = ("train.iterations=4", "train.save_every=2", "log.tensorboard=true", "device=cpu")
     grown = small_recipe(policy, *options, *longer)
@@ -309,9 +309,11 @@ def test_nan_stops_the_run_and_the_last_good_policy_is_kept(policy, tmp_path, mo
     monkeypatch.setattr(losses, "policy_loss", poisoned_loss)
     monkeypatch.setattr(Learner, "_apply", poisoned_apply)
     problem = {"loss": "1 steps in a row had a NaN or infinite loss", "weight": "an update made weights NaN"}[what]
-    advice = rf"{problem}.* in iteration 1.*smaller algo\.lr.*policy\.path=.*last_good and these changes"
+    advice = rf"{problem}.* in iteration 1.*smaller algo\.optim\.lr.*policy\.path=.*last_good and these changes"
     with pytest.raises(TrainingDivergedError, match=advice):
-        run_in(folder, small_recipe(policy, "algo={max_bad_steps: 1, minibatch_size: 64}", "train.iterations=2"))
+        run_in(
+            folder, small_recipe(policy, "algo={optim: {max_bad_steps: 1}, minibatch_size: 64}", "train.iterations=2")
+        )
     assert is_policy_of(folder / "last_good", first) and not is_policy_of(policy, first)
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.training.checkpoint import CheckpointError
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 from vla_rl.training.trainer import Trainer, TrainingDivergedError, lr_factor, warmup_factor
 
 
@@ -21,7 +22,8 @@ class Regression:
     def __init__(self, low_precision: bool = False, **options: Any) -> None:
         torch.manual_seed(0)
         self.module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-        values = {"steps": 60, "lr": 0.02, "warmup_steps": 5, "final_lr_fraction": 0.05}
+        values = {"steps": 60, "optim": {"lr": 0.02, "warmup_steps": 5}, "final_lr_fraction": 0.05}
+        options["optim"] = values["optim"] | options.get("optim", {})
         config = TrainerConfig.model_validate(values | options)
         dtype = torch.bfloat16 if low_precision else None
         parameters = dict(self.module.named_parameters())
@@ -44,7 +46,7 @@ class Regression:
         return zero.sqrt() * 1.0, {}  # 0, with an infinite slope.
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": "muon"}, {"ema_decay": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"optim": {"name": "muon"}}, {"ema_decay": 0.9}])
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_it_learns_and_leaves_float32(options: dict[str, object], low_precision: bool) -> None:
     toy, rows = Regression(low_precision, **options), []
@@ -55,7 +57,7 @@ def test_it_learns_and_leaves_float32(options: dict[str, object], low_precision:
 
 
 @pytest.mark.parametrize("low_precision", [False, True])
-@pytest.mark.parametrize("options", [{}, {"optimizer": "muon"}, {"ema_decay": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"optim": {"name": "muon"}}, {"ema_decay": 0.9}])
 def test_a_resumed_training_ends_as_an_uninterrupted_one(options: dict[str, object], low_precision: bool) -> None:
     whole = Regression(low_precision, **options)
     whole.trainer.run(whole.loss)
@@ -73,7 +75,7 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(options: dict[str, obje
 
 
 def test_a_checkpoint_without_the_average_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"another toy.optimizer or toy.ema_decay"):
+    with pytest.raises(CheckpointError, match=r"another toy.optim.name or toy.ema_decay"):
         Regression(ema_decay=0.9).trainer.load_state(*Regression().trainer.state())
 
 
@@ -89,7 +91,7 @@ def test_averages_differ_from_the_last_weights() -> None:
 @pytest.mark.parametrize("kind", ["bad_loss", "bad_gradient"])
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_bad_steps_change_nothing_then_stop(kind: str, low_precision: bool) -> None:
-    toy = Regression(low_precision, max_bad_steps=3, ema_decay=0.9)
+    toy = Regression(low_precision, optim={"max_bad_steps": 3}, ema_decay=0.9)
     toy.trainer.step(toy.loss)
     before, average = toy.weight.detach().clone(), next(iter(toy.trainer.ema.values())).clone()
     bad = getattr(toy, kind)
@@ -98,7 +100,9 @@ def test_bad_steps_change_nothing_then_stop(kind: str, low_precision: bool) -> N
     toy.trainer.step(toy.loss)  # A good one ends the streak.
     for _ in range(2):
         toy.trainer.step(bad)
-    with pytest.raises(TrainingDivergedError, match=r"3 steps in a row, to step 7.*toy.max_bad_steps=3.*toy.lr"):
+    with pytest.raises(
+        TrainingDivergedError, match=r"3 steps in a row, to step 7.*toy.optim.max_bad_steps=3.*toy.optim.lr"
+    ):
         toy.trainer.step(bad)
     assert toy.trainer.num_bad_steps == 5
 
@@ -111,16 +115,24 @@ def test_gradients_left_by_others_do_not_count() -> None:
 
 
 def test_the_rate_rises_and_falls() -> None:
-    config = TrainerConfig(steps=60, lr=0.02, warmup_steps=5, final_lr_fraction=0.1)
+    config = TrainerConfig(steps=60, optim={"lr": 0.02, "warmup_steps": 5}, final_lr_fraction=0.1)
     factors = [lr_factor(step, config) for step in range(60)]
     assert factors[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert factors[5:] == sorted(factors[5:], reverse=True)
     assert lr_factor(60, config) == lr_factor(1000, config) == pytest.approx(0.1)
     assert [warmup_factor(step, 2) for step in range(3)] == [0.5, 1.0, 1.0] and warmup_factor(0, 0) == 1.0
-    toy = Regression(warmup_steps=4, grad_clip=None)
+    toy = Regression(optim={"warmup_steps": 4, "grad_clip": None})
     assert toy.trainer.step(toy.loss)["lr"] == pytest.approx(0.02 / 4)
 
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(ValueError, match="toy: there are no trainable parameters"):
         Trainer({"a": nn.Parameter(torch.zeros(2), requires_grad=False)}, TrainerConfig(), "toy")
+
+
+def test_options_of_the_optimizer_that_are_not_given_are_those_of_their_section() -> None:
+    own = GRPOConfig().optim
+    assert own != OptimConfig() and own.betas == (0.9, 0.999)
+    for given in ({"lr": 0.1}, OptimConfig(lr=0.1)):
+        assert GRPOConfig.model_validate({"optim": given}).optim == own.model_copy(update={"lr": 0.1})
+    assert GRPOConfig().with_optim(lr=0.1) == GRPOConfig.model_validate({"optim": {"lr": 0.1}})

@@ -149,14 +149,14 @@ def made(monkeypatch) -> list[list[str]]:
 
 def test_each_arm_is_run_with_each_seed_from_the_same_recipe(recipe_file, tmp_path, made):
     folder = tmp_path / "ablation"
-    result = call(recipe_file, folder, "algo.lr=0.5")
+    result = call(recipe_file, folder, "algo.optim.lr=0.5")
     assert len(made) == 1 + 3 * 2
-    assert made[0][:3] == ["eval", str(recipe_file), "algo.lr=0.5"] and made[0][-2:] == ["--name", "base"]
+    assert made[0][:3] == ["eval", str(recipe_file), "algo.optim.lr=0.5"] and made[0][-2:] == ["--name", "base"]
     for seed in (3, 4):
         for arm in ("none", "shuffled_rewards", "continue_bc"):
             recipe = load_recipe(folder / f"{arm}-seed{seed}" / "config.yaml")
             assert (recipe.seed, recipe.train.control, recipe.train.evaluate) == (seed, arm, "after")
-            assert recipe.algo.lr == 0.5 and recipe.num_threads == 0  # type: ignore[union-attr]
+            assert recipe.algo.optim.lr == 0.5 and recipe.num_threads == 0  # type: ignore[union-attr]
     assert gain(result, "RL", "shuffled rewards").mean == 0.25
     assert Ablation.model_validate_json((folder / "ablation.json").read_text()).rates == result.rates
 
@@ -177,9 +177,9 @@ def test_runs_of_another_recipe_are_not_taken_for_this_ones(recipe_file, tmp_pat
     call(recipe_file, folder)
     made.clear()
     with pytest.raises(
-        ConfigError, match=r"base was made by another recipe: there algo\.lr: 0\.001, here algo\.lr: 0\.5"
+        ConfigError, match=r"base was made by another recipe: there algo\.optim\.lr: 0\.001, here algo\.optim\.lr: 0\.5"
     ):
-        call(recipe_file, folder, "algo.lr=0.5")
+        call(recipe_file, folder, "algo.optim.lr=0.5")
     assert not made
 
 

@@ -27,7 +27,7 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
     recipe_file, tmp_path, monkeypatch, capsys
 ):
     def loop(recipe, folder, program, show):
-        assert recipe.algo.lr == 0.5
+        assert recipe.algo.optim.lr == 0.5
         done = Round(folder / "round_1")
         for run, name, outcomes in (
             (done.run, "base", "10000000"),
@@ -38,7 +38,7 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
         return done
 
     monkeypatch.setattr(demo, "loop", loop)
-    report = demo.demo(["algo.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run", program=PROGRAM)
+    report = demo.demo(["algo.optim.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run", program=PROGRAM)
     assert report == tmp_path / "run" / "round_1" / "train" / "report.html"
     shown = " ".join(capsys.readouterr().out.split())
     assert "RL: sampled, all tasks: 12.5 % -> 87.5 %, +75.0" in shown

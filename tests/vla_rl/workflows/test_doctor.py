@@ -216,7 +216,7 @@ def test_the_report_fails_only_for_what_is_needed(capsys: pytest.CaptureFixture[
         ({"env": {"kind": "maniskill"}}, "mani_skill", True),
         ({"env": {"kind": "world_model"}, "real_env": {"kind": "maniskill"}}, "mani_skill", True),
         ({"env": {"kind": "metaworld"}}, "metaworld", True),
-        ({"algo": {"kind": "grpo", "optimizer": "adamw_8bit"}}, "torchao", True),
+        ({"algo": {"kind": "grpo", "optim": {"name": "adamw_8bit"}}}, "torchao", True),
         ({"policy": {"kind": "lerobot", "path": "lerobot/smolvla_base"}}, "num2words", True),
     ],
 )
@@ -236,5 +236,5 @@ def test_a_missing_dataset_names_the_recipe_that_collects_it(tmp_path, monkeypat
 def test_a_recipe_with_a_wrong_option_is_wrong_also_to_doctor() -> None:
     assert doctor.check_recipe("tabletop_grpo").status == "ok"
     found = doctor.check_recipe("tabletop_grpo", ["algo.lrr=1"])
-    assert found.is_fault and found.found.startswith("algo.lrr: unknown key (value 1). Did you mean 'lr'?")
+    assert found.is_fault and found.found.startswith("algo.lrr: unknown key (value 1). Did you mean 'optim.lr'?")
     assert doctor.check_recipe("tabletop_grpo", ["env={kind: 'no.such:Env'}"]).status == "warning"

@@ -28,7 +28,7 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
         "env: {kind: dummy, num_envs: 2}\n"
         "policy: {kind: openvla, preset: tiny}\n"
         "collect: {episodes_per_task: 2}\n"
-        f"sft: {{datasets: [{tmp_path}/demos], steps: 3, batch_size: 4, warmup_steps: 1, log_every: 1}}\n"
+        f"sft: {{datasets: [{tmp_path}/demos], steps: 3, batch_size: 4, optim: {{warmup_steps: 1}}, log_every: 1}}\n"
         "eval: {episodes_per_task: 2, videos: 0}\n"
         "log: {tensorboard: false}\n"
     )

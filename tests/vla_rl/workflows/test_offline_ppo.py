@@ -32,7 +32,7 @@ SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
 CONFIG = OfflineConfig.model_validate(
     {"method": "ppo", "candidates": 4, "critic": SMALL, "ppo": {"decisions": 16, "held_out_decisions": 16}}
 )
-GRPO = GRPOConfig(lr=2e-3, minibatch_size=16, micro_batch_size=16, warmup_steps=0, epochs=2)
+GRPO = GRPOConfig(optim={"lr": 2e-3, "warmup_steps": 0}, minibatch_size=16, micro_batch_size=16, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_what_is_better_is_admitted_and_what_is_worse_is_not(base: Path, logged:
     assert not same.admitted and same.interval.low == same.interval.high == 0
     for number in range(3):
         batch = own_chunks(CONFIG, policy, liked.data, liked, 0, number)  # type: ignore[arg-type]
-        found = update(CONFIG, GRPO, policy, batch, 0, number, GRPO.lr)
+        found = update(CONFIG, GRPO, policy, batch, 0, number, GRPO.optim.lr)
         assert found["update/ratio"] == pytest.approx(1, abs=0.3)
     better, worse = (gate.compare(old, gate.values(policy)) for gate, old in zip(gates, before, strict=True))
     assert better.admitted and better.after > better.before + 0.1
@@ -97,7 +97,7 @@ def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
     values["env"] |= {"horizon": 11, "num_envs": 4}
     section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
     section["ppo"] |= {"iterations": 2, "patience": 2}
-    algo = {"kind": "grpo", "lr": 1e-3, "minibatch_size": 16}
+    algo = {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 16}
     return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo})
 
 

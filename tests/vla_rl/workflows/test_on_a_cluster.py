@@ -107,12 +107,12 @@ def test_jobs_are_tasks_and_one_whose_machine_is_lost_goes_on(cluster: str, tmp_
 def test_a_sweep_of_two_trainings_on_a_cluster_ends_with_its_table(cluster: str, tmp_path: Path) -> None:
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "sweep"
     recipe.write_text(dump_yaml(make_recipe(save_policy(tmp_path / "policy"), "train.iterations=1")))
-    command = [*VLA_RL, "sweep", str(recipe), "--over", "algo.lr=1e-3,1e-2", "--output", str(folder)]
+    command = [*VLA_RL, "sweep", str(recipe), "--over", "algo.optim.lr=1e-3,1e-2", "--output", str(folder)]
     command += ["--ray", ray.get_runtime_context().gcs_address, "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = Sweep.model_validate(json.loads((folder / RESULT_FILE).read_text()))
-    assert [row.run for row in result.rows] == ["algo.lr=1e-3", "algo.lr=1e-2"]
+    assert [row.run for row in result.rows] == ["algo.optim.lr=1e-3", "algo.optim.lr=1e-2"]
     base = Evaluation.load(folder / "base-0" / "evaluations" / "base.json")
     for row in result.rows:
         after = Evaluation.load(folder / row.run / "evaluations" / "final.json")
@@ -120,7 +120,7 @@ def test_a_sweep_of_two_trainings_on_a_cluster_ends_with_its_table(cluster: str,
             expected = compare(base, after).result(mode)
             assert rate == after.rate(mode).rate
             assert row.gains[mode] == (expected.difference, expected.bootstrap.low, expected.bootstrap.high)
-        assert row.run.removeprefix("algo.lr=") in done.stdout, "the table"
+        assert row.run.removeprefix("algo.optim.lr=") in done.stdout, "the table"
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert again.stdout.count("found finished") == 3
 

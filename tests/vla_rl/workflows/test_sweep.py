@@ -21,11 +21,11 @@ from vla_rl.workflows.sweep import RESULT_FILE, Sweep, SweepRow, combinations, f
 
 
 def test_combinations_are_the_product_and_leave_lists_whole():
-    assert combinations(["algo.lr=1e-4, 3e-4", "seed=0,1"]) == [
-        ("algo.lr=1e-4", "seed=0"),
-        ("algo.lr=1e-4", "seed=1"),
-        ("algo.lr=3e-4", "seed=0"),
-        ("algo.lr=3e-4", "seed=1"),
+    assert combinations(["algo.optim.lr=1e-4, 3e-4", "seed=0,1"]) == [
+        ("algo.optim.lr=1e-4", "seed=0"),
+        ("algo.optim.lr=1e-4", "seed=1"),
+        ("algo.optim.lr=3e-4", "seed=0"),
+        ("algo.optim.lr=3e-4", "seed=1"),
     ]
     lists = combinations(["env.tasks=[a,b],[c]", "algo.x={k: 1, l: 2},null"])
     assert [one[0] for one in lists[::2]] == ["env.tasks=[a,b]", "env.tasks=[c]"]
@@ -33,7 +33,7 @@ def test_combinations_are_the_product_and_leave_lists_whole():
 
 
 def test_each_combination_has_a_folder_of_its_own_which_a_disk_takes(tmp_path: Path):
-    assert folder_names([("algo.lr=1e-4", "seed=0")]) == ["algo.lr=1e-4,seed=0"]
+    assert folder_names([("algo.optim.lr=1e-4", "seed=0")]) == ["algo.optim.lr=1e-4,seed=0"]
     long = "policy.path=/" + "a" * 300
     names = folder_names([*combinations(["policy.path=runs/a b,runs/a_b", "seed=0"]), (long + "/b",), (long + "/c",)])
     assert len(set(names)) == 4
@@ -53,7 +53,12 @@ def test_runs_of_other_temperatures_or_with_lost_episodes_share_a_table():
 
 @pytest.mark.parametrize(
     ("over", "message"),
-    [("algo.lr", "got 'algo.lr'"), ("=1,2", "give a key"), ("seed=1,,2", "give a key"), ("seed=1,1", "a value twice")],
+    [
+        ("algo.optim.lr", "got 'algo.optim.lr'"),
+        ("=1,2", "give a key"),
+        ("seed=1,,2", "give a key"),
+        ("seed=1,1", "a value twice"),
+    ],
 )
 def test_options_that_cannot_be_read_are_refused(over: str, message: str):
     with pytest.raises(ConfigError, match=message):
@@ -63,8 +68,8 @@ def test_options_that_cannot_be_read_are_refused(over: str, message: str):
 def test_a_wrong_value_is_refused_before_any_run(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(dump_yaml(make_recipe(save_policy(tmp_path / "policy"))))
-    with pytest.raises(ConfigError, match=r"algo\.lr: got -1"):
-        sweep(str(recipe), [], ["algo.lr=1e-3,-1"], tmp_path / "sweep", program=("false",))
+    with pytest.raises(ConfigError, match=r"algo\.optim\.lr: got -1"):
+        sweep(str(recipe), [], ["algo.optim.lr=1e-3,-1"], tmp_path / "sweep", program=("false",))
     assert not (tmp_path / "sweep").exists()
 
 
@@ -83,11 +88,11 @@ def test_a_sweep_runs_each_combination_once_against_the_policy_it_began_with(tmp
     short = make_recipe(save_policy(tmp_path / "policy"), "train.iterations=1", "eval.temperatures=[1.0]")
     recipe.write_text(dump_yaml(short))
     said: list[str] = []
-    options = (str(recipe), [], ["algo.lr=1e-3,1e-2"], tmp_path / "sweep")
+    options = (str(recipe), [], ["algo.optim.lr=1e-3,1e-2"], tmp_path / "sweep")
     result = sweep(*options, program=PROGRAM, jobs=1, show=said.append)
     base = Evaluation.load(tmp_path / "sweep" / "base-0" / "evaluations" / "base.json")
     assert base.meta.split == "validation"
-    assert [row.run for row in result.rows] == ["algo.lr=1e-3", "algo.lr=1e-2"]
+    assert [row.run for row in result.rows] == ["algo.optim.lr=1e-3", "algo.optim.lr=1e-2"]
     for row in result.rows:
         assert (tmp_path / "sweep" / f"{row.run}.log").stat().st_size > 0  # Each a file of its own.
         after = Evaluation.load(tmp_path / "sweep" / row.run / "evaluations" / "final.json")

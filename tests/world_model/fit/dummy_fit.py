@@ -25,7 +25,7 @@ MODEL = {
 }
 # Options of a fit on top of another that leaves its parts as they are.
 KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
-STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
+STAGE = {"steps": 3, "batch_size": 4, "optim": {"warmup_steps": 1}}
 
 
 def collect(folder: Path, **options: Any) -> Path:

@@ -107,7 +107,7 @@ def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
 
 
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch) -> None:
-    stage = {"steps": 5, "batch_size": 4, "warmup_steps": 1}
+    stage = {"steps": 5, "batch_size": 4, "optim": {"warmup_steps": 1}}
     bootstrap = {"share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
     options = config(episodes, dynamics=stage, bootstrap=bootstrap)
     whole = fit(options, ENV.env_spec(), tmp_path / "whole", seed=1)

@@ -19,7 +19,7 @@ from world_model.fit.data import FitData
 from world_model.fit.fit import fit
 from world_model.model.world_model import load_world_model
 
-STAGE, NONE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}, {"steps": 0}
+STAGE, NONE = {"steps": 2, "batch_size": 4, "optim": {"warmup_steps": 1}}, {"steps": 0}
 
 
 def config(episodes: Path, **options: Any) -> FitConfig:

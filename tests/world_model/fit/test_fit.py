@@ -240,7 +240,10 @@ def test_a_value_is_fitted_on_top_resumed_measured_and_kept(episodes, fitted, tm
     kept = {"model": None, "start_from": str(fitted), "calibrate_on": str(known)}  # So few are known by heart.
     kept |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
     options = config(
-        episodes, **kept, value=STAGE | {"steps": 30, "batch_size": 32, "lr": 1e-2, "ema_decay": 0}, save_every=10
+        episodes,
+        **kept,
+        value=STAGE | {"steps": 30, "batch_size": 32, "optim": {"lr": 1e-2, "warmup_steps": 1}, "ema_decay": 0},
+        save_every=10,
     )
     valued = fit(options, SPEC, tmp_path / "run")
     before, after = weights(fitted), weights(valued)

@@ -20,7 +20,7 @@ from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import WorldModel, load_world_model
 
 ENV = TabletopConfig(num_envs=8, tasks=("push_to_zone",), steps_after_success=8)
-GENTLE, RUINOUS = ({"steps": 2, "batch_size": 4, "warmup_steps": 1, "lr": lr} for lr in (1e-6, 3.0))
+GENTLE, RUINOUS = ({"steps": 2, "batch_size": 4, "optim": {"warmup_steps": 1, "lr": lr}} for lr in (1e-6, 3.0))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_what_is_not_fitted_is_not_compared_and_what_moved_chooses_other_thresho
         _, found[cross_fit] = refitted(episodes, folder, dynamics=none, success=none, cross_fit=cross_fit)
         assert found[cross_fit].refits == {} and len(replays) == 1, "imagined once, to choose the thresholds"
         assert found[cross_fit].calibration["num_episodes"] == num_episodes
-    moved = {"steps": 6, "batch_size": 8, "warmup_steps": 1, "lr": 3e-4}
+    moved = {"steps": 6, "batch_size": 8, "optim": {"warmup_steps": 1, "lr": 3e-4}}
     _, after = refitted(episodes, tmp_path / "after", dynamics=moved, success=none)
     before = found[0]
     assert before.calibrated_on == after.calibrated_on

@@ -23,7 +23,7 @@ from world_model.fit.stage import updates_kept
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Actions
 
-INVERSE = {"steps": 60, "batch_size": 16, "lr": 6e-3, "warmup_steps": 5}
+INVERSE = {"steps": 60, "batch_size": 16, "optim": {"lr": 6e-3, "warmup_steps": 5}}
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from world_model.trust.report import TrustReport
 
 SPEC = ENV.env_spec()
 NETWORK = {"slots": [["green", "red"], ["blue"]], "width": 32, "probe_width": 8, "meters_per_action": 0.2}
-OBJECTS = {"steps": 60, "batch_size": 16, "lr": 1.5e-2, "warmup_steps": 5, "network": NETWORK}
+OBJECTS = {"steps": 60, "batch_size": 16, "optim": {"lr": 1.5e-2, "warmup_steps": 5}, "network": NETWORK}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from world_model.fit.posterior import check_members, resample
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
 
-POSTERIOR = {"steps": 3, "batch_size": 5, "members": 2, "rank": 2, "warmup_steps": 1}
+POSTERIOR = {"steps": 3, "batch_size": 5, "members": 2, "rank": 2, "optim": {"warmup_steps": 1}}
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from world_model.stage_config import StageConfig
 def make(options: dict[str, Any]) -> tuple[nn.Module, Trainer]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-    stage = StageConfig.model_validate({"steps": 30, "warmup_steps": 5, **options})
+    stage = StageConfig.model_validate({"steps": 30, **options}).with_optim(warmup_steps=5)
     return module, stage_trainer(module, stage, "dynamics", low_precision=True)
 
 
@@ -32,7 +32,7 @@ def train(module: nn.Module, trainer: Trainer, steps: int) -> None:
         trainer.step(loss)
 
 
-@pytest.mark.parametrize("options", [{"optimizer": "muon"}, {"ema_decay": 0.9}])
+@pytest.mark.parametrize("options", [{"optim": {"name": "muon"}}, {"ema_decay": 0.9}])
 def test_a_stage_resumes_to_the_bit(options: dict[str, Any], tmp_path: Path) -> None:
     whole, trainer = make(options)
     train(whole, trainer, 30)

@@ -48,7 +48,7 @@ def fit(autoencoder: TinyAutoencoder, steps: int, low_precision: bool = False) -
         return autoencoder.loss(images, background, torch.Generator().manual_seed(step))
 
     losses: list[float] = []
-    config = StageConfig(steps=steps, lr=1.5e-2, warmup_steps=5)
+    config = StageConfig(steps=steps, optim={"lr": 1.5e-2, "warmup_steps": 5})
     trainer = stage_trainer(autoencoder, config, "autoencoder", low_precision)
     trainer.run(loss, lambda _, metrics: losses.append(metrics["loss"]))
     return losses

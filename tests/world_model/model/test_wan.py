@@ -380,7 +380,7 @@ def test_lora_trains_adapters_and_what_is_added(tmp_path: Path) -> None:
     adapters = {name for name in before if ".lora_" in name}
     assert len(adapters) == SIZES["num_layers"] * 10 * 2  # 4 + 4 + 2 layers, each with A and B
     generator = torch.Generator().manual_seed(0)
-    stage = StageConfig(steps=3, lr=1e-2, warmup_steps=0)
+    stage = StageConfig(steps=3, optim={"lr": 1e-2, "warmup_steps": 0})
     stage_trainer(dynamics, stage, "dynamics", low_precision=True).run(lambda _: dynamics.loss(clip, generator))
     changed = {name for name, p in dynamics.named_parameters() if not torch.equal(p.float(), before[name].float())}
     assert adapters <= changed
@@ -391,7 +391,7 @@ def test_lora_trains_adapters_and_what_is_added(tmp_path: Path) -> None:
 def test_fits_in_low_precision(dtype: str) -> None:
     dynamics, clip = make_dynamics(dtype=dtype), make_clip(2, 4)
     generator = torch.Generator().manual_seed(0)
-    stage = StageConfig(steps=4, lr=3e-3, warmup_steps=0)
+    stage = StageConfig(steps=4, optim={"lr": 3e-3, "warmup_steps": 0})
     losses = []
     trainer = stage_trainer(dynamics, stage, "dynamics", low_precision=True)
     assert {p.dtype for p in dynamics.parameters()} == {torch.bfloat16}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import OptimConfig, TrainerConfig
 from vla_rl.training.trainer import Trainer
 from world_model.model.inverse import InverseDynamics, mean_actions
 from world_model.trust.types import LoggedEpisode, WorldModel, collate
@@ -78,12 +78,11 @@ class ActionReader:
         self, before: torch.Tensor, after: torch.Tensor, actions: torch.Tensor, num_updates: int, seed: int
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        config = TrainerConfig(
-            steps=num_updates, batch_size=64, lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, grad_clip=None
-        )
+        optim = OptimConfig(lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, grad_clip=None)
+        config = TrainerConfig(steps=num_updates, batch_size=64, optim=optim)
 
         def one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
-            return OneCycleLR(optimizer, config.lr, total_steps=max(num_updates, 2))
+            return OneCycleLR(optimizer, optim.lr, total_steps=max(num_updates, 2))
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
             rows = torch.randint(len(actions), (config.batch_size,), generator=generator)

@@ -34,7 +34,7 @@ from vla_rl.workflows.loop.rounds import (
 from world_model.metadata import read_metadata
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
-STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
+STAGE = {"steps": 2, "batch_size": 4, "optim": {"warmup_steps": 1}}
 FIT = {
     "kind": "latent_video",
     "model": {
@@ -61,7 +61,7 @@ RECIPE: dict[str, Any] = {
         "imagination": {"horizon": 40},  # Trust measures 0 steps after two updates.
     },
     "real_env": REAL,
-    "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
+    "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},
     "sampling": {"first_state": 7, "train_states": 2},
     "train": {"iterations": 1, "groups": 2, "group_size": 4, "allow_no_success": True},
     "loop": {"episodes": 24, "held_out": 24, "steps_after_success": 4, "controls": ["shuffled_rewards"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_rl.config import build_component
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.training import memory
 from vla_rl.training.optimizers import build_optimizers
 from vla_rl.workflows.gpu_bench import large_policy
@@ -47,9 +47,8 @@ def _case(sheet: Sheet, name: str) -> None:
 def _steps(config: large_policy.OpenVLAConfig, device: torch.device, size: int) -> None:
     """Two optimizer steps: in the second all is there that a step needs."""
     policy = large_policy.on_device(config, device)
-    algo: object = build_component("algo", {"kind": "grpo"})
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    optimizers = build_optimizers(algo, trained, None)  # pyright: ignore[reportArgumentType]
+    optimizers = build_optimizers(GRPOConfig().optim, trained)
     obs, chunk = observations(policy, size), drawn_chunk(policy, size)
     for _ in range(2):
         out = policy.evaluate(obs, chunk)

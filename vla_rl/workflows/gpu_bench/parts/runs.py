@@ -82,7 +82,7 @@ def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
         "env": {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
         "sampling": {"first_state": 7, "train_states": 2},
         "policy": {"kind": "openvla", "path": str(base)},
-        "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
+        "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},
         "train": {"iterations": 2, "groups": 2, "group_size": 4, "save_every": 1, "evaluate": "never",
                   "allow_no_success": True},
         "log": {"tensorboard": False, "console": False},
@@ -132,7 +132,7 @@ def _clone_made_up(sheet: Sheet) -> None:
     policy: Any = policy_matrix.build("openvla-parallel", sheet.device)
     size, steps = (64, 50) if sheet.is_full else (4, 3)
     config = validate(
-        SFTConfig, {"datasets": "none", "steps": steps, "batch_size": size, "warmup_steps": 1, "lr": 1e-3}
+        SFTConfig, {"datasets": "none", "steps": steps, "batch_size": size, "optim": {"warmup_steps": 1, "lr": 1e-3}}
     )
     shape = (size, policy.demonstration_size, policy.action_dim)
     actions = np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype(np.float32)
@@ -165,7 +165,7 @@ def _clone_tabletop(sheet: Sheet) -> None:
             "env": {"kind": "tabletop", "num_envs": 8, "num_workers": 4},
             "policy": {"kind": "openvla"},
             "collect": {"dataset": data, "episodes_per_task": 10},
-            "sft": {"datasets": data, "steps": 200, "batch_size": 64, "lr": 1e-3, "log_every": 20},
+            "sft": {"datasets": data, "steps": 200, "batch_size": 64, "optim": {"lr": 1e-3}, "log_every": 20},
             "log": {"tensorboard": False, "console": False},
         })  # fmt: skip
         assert recipe.collect is not None, "it is given above"
