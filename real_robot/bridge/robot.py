@@ -80,6 +80,7 @@ class TopicRobot:
 
     Attributes:
         header_clock: how stamps are taken; `flush` takes the clocks anew.
+        is_silent: whether nothing may be sent now, not even zeros.
 
     Raises:
         TransportError: the contract names a topic or joint that the robot, as far as the transport knows it, lacks.
@@ -95,6 +96,7 @@ class TopicRobot:
         open_camera: OpenCamera = LocalCamera,
     ) -> None:
         self.contract, self.transport, self.instruction = contract, transport, instruction
+        self.is_silent: Callable[[], bool] = lambda: False
         self._clock, self._wall = clock, wall
         self._arrived = threading.Condition()
         self._last_reference = float("-inf")
@@ -203,6 +205,8 @@ class TopicRobot:
                 raise TransportError(f"start: {trouble}")
 
     def send(self, values: np.ndarray, moves: bool = True) -> None:
+        if self.is_silent():
+            return self.halt()
         stamp = self._wall()
         for sink, publish in self._publish:
             publish(write_action(sink, values, stamp))
@@ -211,6 +215,7 @@ class TopicRobot:
             return
         for sink, sender in self._goals:
             sender.follow(write_goal(sink, values))
+        return None
 
     def halt(self) -> None:
         for _, sender in self._goals:

@@ -22,7 +22,8 @@ from real_robot.contract.sections import (
     TeleopConfig,
     WatchConfig,
 )
-from real_robot.transports.base import TransportConfig
+from real_robot.transports.base import Transport, TransportConfig
+from real_robot.transports.rclpy_node import RclpyConfig
 from real_robot.transports.ros1 import Ros1Config
 from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError, component
@@ -109,6 +110,17 @@ class RobotContract(FiniteConfig):
                 "safety.deadman: true, but no operator.deadman names the switch's topic, so that the robot could never "
                 "move; name it, or set safety.deadman: false (driving from the console has its own)"
             )
+
+    def open_transport(self, role: str) -> Transport:
+        """Connect to the robot, as a node that is named after what this process is.
+
+        Raises:
+            TransportError: it cannot be reached.
+        """
+        transport = self.transport
+        if isinstance(transport, Ros1Config | RclpyConfig):
+            transport = transport.model_copy(update={"node": f"{transport.node}_{role}"})
+        return transport.open()
 
     @property
     def action_dim(self) -> int:

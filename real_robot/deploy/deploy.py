@@ -85,6 +85,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         if robot.dropped:
             shutdown.say(f"messages refused: {json.dumps(robot.dropped)}")
         results = parts.report()
+    if parts.lock is not None:
+        parts.lock.check_held()
     shutdown.exit(is_complete=parts.episodes is None)
     check_complete(results)
     return results
@@ -94,7 +96,7 @@ def _open_robot(
     options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say
 ) -> tuple[TopicRobot, RobotLock | None]:
     """The robot, claimed, with the contract's services called; it is left when `stack` closes."""
-    transport = contract.transport.open()
+    transport = contract.open_transport("deploy")
     stack.callback(transport.close)
     is_guarded = options.guarded or contract.guard.required
     told = through_guard(contract) if is_guarded else contract
@@ -102,6 +104,7 @@ def _open_robot(
     robot = TopicRobot(told, transport, options.instruction)
     stack.callback(robot.close)
     if lock is not None:
+        robot.is_silent = lambda: lock.is_silent
         stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
     if not options.dry_run:
         robot.call_services()

@@ -107,7 +107,7 @@ def _check_graph(contract: RobotContract, seconds: float, connect: bool) -> list
     if isinstance(contract.transport, LeRobotConfig) and not connect:
         return check_unconnected(contract, contract.transport)
     try:
-        transport = contract.transport.open()
+        transport = contract.open_transport("doctor")
     except (TransportError, RosInstallError) as error:
         return [Check("transport", "wrong", str(error), "everything else waits for this")]
     try:

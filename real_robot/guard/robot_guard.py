@@ -182,7 +182,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
     topics = ", ".join(sink.topic for sink in guarded_sinks(contract))
     seen = without_cameras(contract)
     with Shutdown(say) as shutdown, ExitStack() as stack:
-        transport = contract.transport.open()
+        transport = contract.open_transport("guard")
         stack.callback(transport.close)
         if not isinstance(transport, Graph):
             raise TransportError(
@@ -192,6 +192,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         lock = claim(contract, transport, "robot-guard", shutdown.say, stack)
         assert lock is not None, "a graph has a lock"
         robot = TopicRobot(seen, transport)
+        robot.is_silent = lambda: lock.is_silent
 
         def tell(event: SafetyEvent) -> None:
             if event.text != f"{HOLDING}: {ASKED_TO_HOLD}":  # it asks itself: `GuardedCommands` has told why
@@ -203,4 +204,5 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])
         shutdown.say(f"guard: {contract.name}: forwards {topics}; brakes after {timeout_of(contract):g} s without")
         shutdown.run(loop)
+    lock.check_held()
     shutdown.exit(is_complete=True)

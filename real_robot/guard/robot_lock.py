@@ -5,16 +5,20 @@
     ... Operators([lock, ...]), observers=[..., lock]
     lock.close()
 
-Each process repeats its `Lease` five times a second. One that claims a robot gets it when everybody whom the graph
-knows has been heard, nobody holds it, and all others that claim it too have yielded to the smallest id. A process that
-is no longer heard has lost its lease after `EXPIRY`, and knows that itself. Stops and resets by people travel the same
-way: the newest counts, and at one place stops all.
+Each process repeats its `Lease` five times a second. One that claims a robot gets it when the graph has had time to
+find everybody, all whom it knows have been heard, nobody holds it, all others that claim it too have yielded to the
+smallest id, and no other process of this machine has it (`claim_host`). A process that is no longer heard has lost its
+lease after `EXPIRY`, and knows that itself. Should two hold a robot all the same, as after a network was cut in two,
+the younger one `is_silent` from then on, and ends. Stops and resets by people travel the same way: the newest counts,
+and at one place stops all.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -29,7 +33,7 @@ from pydantic import Field, ValidationError
 
 from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.transports.base import Graph, QosConfig, Transport, TransportError
+from real_robot.transports.base import Graph, GraphConnection, QosConfig, Transport, TransportError
 from real_robot.transports.messages import Message, String
 from real_robot.types import FiniteConfig, RobotObservation
 
@@ -40,8 +44,8 @@ _log = logging.getLogger(__name__)
 SUFFIX = "/guarded"  # of each action topic, for the commands to the guard
 PERIOD = 0.2  # seconds between two words
 EXPIRY = 2.0  # seconds of silence after which a lease is void
-SETTLE = 1.0  # seconds that a claim waits for others at least
-PATIENCE = 15.0  # seconds for a dead process to vanish from the graph: DDS needs 10
+PATIENCE = 15.0  # seconds for a dead process to vanish from the graph, after all was found: DDS needs 10
+LISTEN = 2.5 * PERIOD  # seconds of silence, after it stood still, in which whoever took the robot is heard
 QOS = QosConfig(depth=50)
 
 
@@ -99,6 +103,24 @@ class RobotBusyError(TransportError):
     """Another process drives the robot; the message names it."""
 
 
+def claim_host(graph: str, lease: Lease) -> ExitStack | None:
+    """Claim a robot on this machine, until the process ends or the stack closes; None where another process has it.
+
+    The system's own names of sockets (Linux; elsewhere nothing is claimed): no graph has to find anybody for it.
+    """
+    parts = {"deploy": "dc", "robot-guard": "d", "guarded deploy": "c"}[lease.role]  # the driver's topics, commands
+    with ExitStack() as stack:
+        for name in [f"{graph} {part} {topic}" for topic in lease.topics for part in parts]:
+            claimed = stack.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claimed.bind(f"\0vla_rl {hashlib.sha256(name.encode()).hexdigest()}")
+            except FileNotFoundError:  # a system without such names
+                pass
+            except OSError:
+                return None
+        return stack.pop_all()
+
+
 @dataclass(frozen=True)
 class _Heard:
     lease: Lease
@@ -130,6 +152,9 @@ class RobotLock:
         self._heard: dict[str, _Heard] = {}
         self._told = clock()  # when this process last said that it is there
         self._lost = ""
+        self._rival = ""  # who drives in this one's place, once that is known
+        self._silent_until = -math.inf
+        self._host: ExitStack | None = None
         self._stop: str | None = None  # by a person elsewhere, for the next tick
         self._reset: str | None = None
         self._passed: set[str] = set()  # what `poll` has given, which is not to be told on
@@ -192,6 +217,7 @@ class RobotLock:
             TransportError: the robot's guard, which must be there, is not.
         """
         begun, waits_for = self._clock(), ""
+        settle = float(getattr(self._transport, "discovery", GraphConnection.discovery))
         self._tell()
         while True:
             rivals = [lease for lease in self._alive() if lease.excludes(self._lease)]
@@ -207,13 +233,16 @@ class RobotLock:
                 self._tell(state=state)
             trouble = self._trouble(rivals)
             now = self._clock()
-            if not trouble and state == "claims" and now - begun >= SETTLE:
-                self._tell(state="holds")
-                return
-            if now - begun > PATIENCE:
+            if not trouble and state == "claims" and now - begun >= settle:
+                self._host = claim_host(getattr(self._transport, "graph", self._lease.id), self._lease)
+                if self._host is not None:
+                    self._tell(state="holds")
+                    return
+                trouble = "another process of this machine drives it, but is not heard"
+            if now - begun > settle + PATIENCE:
                 self.close()
                 raise RobotBusyError(f"{self._lease.robot}: {trouble or 'another process claims it'}")
-            if trouble and trouble != waits_for and now - begun >= SETTLE:
+            if trouble and trouble != waits_for and now - begun >= settle:
                 say(f"waiting: {trouble}")
                 waits_for = trouble
             with self._news:
@@ -258,23 +287,39 @@ class RobotLock:
         gap = self._clock() - self._told
         if gap > EXPIRY and not self._lost:
             self._lost = f"this process stood still for {gap:.1f} s, and another may have taken the robot"
+            self._told = self._clock()
+            self._silent_until = self._told + LISTEN
             with self._news:  # the younger of two that hold it
                 self._lease = self._lease.model_copy(update={"id": new_lease("deploy", "", ()).id})
 
+    @property
+    def is_silent(self) -> bool:
+        """Nothing may be sent, not even zeros: another process drives the robot, or may do so."""
+        return bool(self._rival) or self._clock() < self._silent_until
+
+    def check_held(self) -> None:
+        """
+        Raises:
+            RobotBusyError: another process has driven the robot in this one's place.
+        """
+        if self._rival:
+            raise RobotBusyError(f"{self._lease.robot}: {self._rival}; this process sends nothing any more")
+
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        """Stops and resets by people elsewhere; a stop while the robot is not ours alone."""
+        """Stops and resets by people elsewhere; a stop while the robot is not ours alone, and the end for the younger
+        of two that drive it."""
         self._check_gap()
         with self._news:
             (stop, self._stop), (reset, self._reset) = (self._stop, None), (self._reset, None)
             lost, self._lost = self._lost or None, ""
         older = [r for r in self._alive() if r.excludes(self._lease) and r.state == "holds" and r.id < self._lease.id]
         if older:
-            stop = f"another driver: {older[0].describe()}"
+            self._rival = stop = f"another driver: {older[0].describe()}"
         elif self._needs_guard():
             stop = "the robot's guard is gone"
         stop = lost or stop
         self._passed = {text for text in (stop, reset) if text}
-        return OperatorCommand(stop=stop, reset=None if stop else reset)
+        return OperatorCommand(stop=stop, reset=None if stop else reset, finished=bool(self._rival))
 
     def __call__(self, tick: Tick) -> None:
         """Pass on what a person has done here."""
@@ -290,6 +335,8 @@ class RobotLock:
             self._closing.set()
             self._thread.join(2 * PERIOD)
             self._tell(state="leaves")
+            if self._host is not None:
+                self._host.close()
 
 
 def claim(

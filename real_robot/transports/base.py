@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +105,7 @@ class Graph(Transport, Protocol):
     """A transport whose topics reach other processes too, under any name: a ROS graph."""
 
     def other_publishers(self, topic: str) -> list[str] | None:
-        """Who else publishes on a topic now, by name; None where that cannot be told."""
+        """Who else publishes on a topic now, a name for each publisher; None where that cannot be told."""
         ...
 
 
@@ -125,9 +128,17 @@ class TransportConfig(FiniteConfig):
 
 
 class GraphConnection:
-    """Base of transports to a ROS graph: messages that cannot be read are dropped, and counted by topic."""
+    """Base of transports to a ROS graph: messages that cannot be read are dropped, and counted by topic.
 
-    def __init__(self) -> None:
+    Attributes:
+        graph: which graph it is, the same words in each process of this machine.
+        discovery: seconds that a newcomer may need to find all others, and they it.
+    """
+
+    discovery = 6.0  # of DDS on a busy machine
+
+    def __init__(self, graph: str) -> None:
+        self.graph = graph
         self._unreadable: Counter[str] = Counter()
 
     @property
@@ -150,3 +161,8 @@ class GraphConnection:
             handler(message)
 
         return receive
+
+
+def node_name(role: str) -> str:
+    """A name that no other process' node has: what it is, its machine, its number there."""
+    return re.sub(r"\W", "_", f"{role}_{socket.gethostname()}_{os.getpid()}")

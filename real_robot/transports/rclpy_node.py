@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from real_robot.transports.base import (
     Transport,
     TransportConfig,
     TransportError,
+    node_name,
 )
 from real_robot.transports.messages import Message, Tree
 
@@ -41,7 +43,11 @@ class RclpyConfig(TransportConfig):
     """ROS 2 through rclpy: needs ROS 2 installed and sourced, with a Python that is ours."""
 
     kind: Literal["rclpy"] = "rclpy"
-    node: str = Field(default="vla_rl_bridge", description="Node name.", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
+    node: str = Field(
+        default="vla_rl_bridge",
+        description="Node name; role, machine and process are added.",
+        pattern=r"^[A-Za-z][A-Za-z0-9_]*$",
+    )
     domain: int | None = Field(
         default=None, ge=0, le=232, description="ROS_DOMAIN_ID; null takes it from the environment."
     )
@@ -66,7 +72,8 @@ class RclpyTransport(GraphConnection):
     """
 
     def __init__(self, config: RclpyConfig) -> None:
-        super().__init__()
+        domain = os.environ.get("ROS_DOMAIN_ID", "0") if config.domain is None else config.domain
+        super().__init__(f"dds {domain}")
         import rclpy
         from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
         from rclpy.executors import MultiThreadedExecutor
@@ -77,7 +84,7 @@ class RclpyTransport(GraphConnection):
         try:
             if self._began:
                 rclpy.init(domain_id=config.domain, signal_handler_options=SignalHandlerOptions.NO)
-            self.node = rclpy.create_node(config.node)
+            self.node = rclpy.create_node(node_name(config.node))
         except Exception as error:  # rclpy raises errors of its C libraries
             raise TransportError(f"rclpy: the node {config.node!r} cannot be made: {error}") from error
         self._publishers: dict[str, Any] = {}
@@ -120,9 +127,12 @@ class RclpyTransport(GraphConnection):
         return self._publishers[topic].get_subscription_count() > 0
 
     def other_publishers(self, topic: str) -> list[str] | None:
-        """The nodes that publish there, but this one; two of one name count as one."""
+        """The node of each publisher there, but this one's: counted, since two nodes may be given one name."""
         found = [_full_name(end) for end in self.node.get_publishers_info_by_topic(topic)]
-        return [name for name in dict.fromkeys(found) if name != self.node.get_fully_qualified_name()]
+        own = self.node.get_fully_qualified_name()
+        if topic in self._publishers and own in found:
+            found.remove(own)
+        return found
 
     def survey(self) -> list[Endpoint]:
         """See `Surveyor`. Servers of actions and services show what they listen to, as on the wire."""

@@ -26,6 +26,7 @@ from real_robot.transports.base import (
     Transport,
     TransportConfig,
     TransportError,
+    node_name,
 )
 from real_robot.transports.messages import Message, MessageError, Tree
 from real_robot.transports.ros.definitions import ROS1_ACTIONS, ros1_classes
@@ -44,7 +45,7 @@ class Ros1Config(TransportConfig):
     host: str = Field(
         default="", description="ROS_IP, this machine's address for the others; empty takes it from the environment."
     )
-    node: str = Field(default="vla_rl", description="Node name; a number is added, so that two can run.")
+    node: str = Field(default="vla_rl", description="Node name; role, machine and process are added.")
 
     def open(self) -> Transport:
         """Connect; see `Ros1Transport`."""
@@ -64,15 +65,16 @@ class Ros1Transport(GraphConnection):
     """
 
     _used = False
+    discovery = 1.0  # the master knows all
 
     def __init__(self, config: Ros1Config) -> None:
-        super().__init__()
         enable()
         if config.master:
             os.environ["ROS_MASTER_URI"] = config.master
         if config.host:
             os.environ["ROS_IP"] = config.host
         self._uri = os.environ.get("ROS_MASTER_URI", "http://localhost:11311")
+        super().__init__(f"ros1 {self._uri}")
         self._master = master_pid(self._uri)
         if self._master is None:
             raise TransportError(
@@ -84,7 +86,7 @@ class Ros1Transport(GraphConnection):
         Ros1Transport._used = True
         import rospy
 
-        rospy.init_node(config.node, anonymous=True, disable_signals=True)
+        rospy.init_node(node_name(config.node), disable_signals=True)
         self._rospy = rospy
         self._fault: str | None = None
         self._subscriptions: list[tuple[str, type[Message], QosConfig, Handler]] = []

@@ -51,7 +51,7 @@ class Ros2Transport(GraphConnection):
     """
 
     def __init__(self, domain: int, distro: str) -> None:
-        super().__init__()
+        super().__init__(f"dds {domain}")
         self._distro = distro
         try:
             self._participant = DomainParticipant(domain)

@@ -31,8 +31,10 @@ class RosbridgeTransport(GraphConnection):
     """
 
     def __init__(self, url: str, ros: int, timeout: int) -> None:
-        super().__init__()
+        super().__init__(f"rosbridge {url}")
         self._url, self._ros_version = url, ros
+        if ros == 1:
+            self.discovery = 1.0  # the master knows all
         self._ros = roslibpy.Ros(url) if "://" in url else roslibpy.Ros(host=url, port=9090)
         self._topics: list[roslibpy.Topic] = []
         self._closed = False

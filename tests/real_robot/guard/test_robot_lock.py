@@ -21,19 +21,28 @@ from real_robot.deploy.deploy import _open_robot
 from real_robot.deploy.options import DeployOptions
 from real_robot.guard import robot_lock
 from real_robot.guard.robot_lock import TOPIC, Lease, RobotBusyError, RobotLock, Role, new_lease, read_lease
-from real_robot.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.base import Graph, GraphConnection, Handler, Publisher, QosConfig, TransportError
 from real_robot.transports.messages import Message, String, TwistStamped
 
 
 class Bus:
-    """Carries messages between members, each after a time of its own."""
+    """Carries messages between members, each after a time of its own; two find each other after up to `discovery`."""
 
     def __init__(self, virtual: VirtualTime, delay: float = 0.0) -> None:
-        self.virtual, self.delay, self.members = virtual, delay, list[Member]()
+        self.virtual, self.delay, self.discovery, self.members = virtual, delay, 0.0, list[Member]()
+        self.found: dict[frozenset[str], float] = {}
 
     def member(self) -> Member:
-        self.members.append(Member(self, f"/node{len(self.members)}"))
-        return self.members[-1]
+        new = Member(self, f"/node{len(self.members)}")
+        for other in self.members:
+            self.found[frozenset((new.name, other.name))] = (
+                self.virtual.now + self.virtual.rng.choice((1, self.virtual.rng.random())) * self.discovery
+            )
+        self.members.append(new)
+        return new
+
+    def know(self, one: Member, other: Member) -> bool:
+        return self.virtual.now >= self.found.get(frozenset((one.name, other.name)), 0.0)
 
 
 class Member:
@@ -53,7 +62,7 @@ class Member:
         def publish(message: Message) -> None:
             if isinstance(message, String) and '"leaves"' in message.data:
                 self.topics.clear()  # as its process ends
-            for member in self.bus.members:
+            for member in [m for m in self.bus.members if self.bus.know(self, m)]:
                 wait = self.bus.virtual.rng.random() * self.bus.delay
                 if wait:
                     self.bus.virtual.Timer(wait, member.hear, (topic, message)).start()
@@ -67,7 +76,7 @@ class Member:
             handler(message)
 
     def other_publishers(self, topic: str) -> list[str] | None:
-        return [m.name for m in self.bus.members if m is not self and topic in m.topics]
+        return [m.name for m in self.bus.members if m is not self and topic in m.topics and self.bus.know(self, m)]
 
     def has_listener(self, topic: str) -> bool:
         return True
@@ -99,9 +108,9 @@ def tick(done: OperatorCommand) -> Tick:
 
 @pytest.mark.parametrize("virtual", range(20), indirect=True)
 def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(bus: Bus) -> None:
-    """Words take up to three quarters of the time that a claim waits for others."""
-    outcomes, virtual, settle = list[bool](), bus.virtual, robot_lock.SETTLE
-    bus.delay = 0.75 * settle
+    """Words take up to a third of the time that a claim waits for others."""
+    outcomes, virtual, settle = list[bool](), bus.virtual, GraphConnection.discovery
+    bus.delay = settle / 3
 
     def start(wait: float) -> None:
         virtual.sleep(wait)
@@ -115,6 +124,29 @@ def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(bus:
     for thread in threads:
         thread.join()
     assert outcomes == [True]
+
+
+@pytest.mark.parametrize("virtual", range(10), indirect=True)
+@pytest.mark.parametrize("roles", [("deploy", "deploy"), ("robot-guard", "deploy")], ids=" and ".join)
+def test_pairs_that_find_each_other_after_five_seconds(bus: Bus, roles: tuple[Role, Role]) -> None:
+    """Ten pairs a test, one after the other or at once."""
+    virtual, bus.discovery = bus.virtual, 5.0
+    for pair in range(10):
+        held = list[Role]()
+
+        def start(role: Role, wait: float, topics: tuple[str, ...], held: list[Role] = held) -> None:
+            virtual.sleep(wait)
+            with suppress(RobotBusyError):
+                lock(bus, role, topics).acquire()
+                held.append(role)
+
+        waits = (0.0, virtual.rng.choice((0.0, 20.0, virtual.rng.random() * 8.0)))
+        threads = [virtual.Thread(start, (r, w, (f"/{pair}",))) for r, w in zip(roles, waits, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(held) == 1, (pair, waits, held)
 
 
 def test_robots_with_no_topic_in_common_are_two(bus: Bus) -> None:
@@ -187,7 +219,7 @@ def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does(bus: Bus) -
 
 
 def test_two_that_hold_it_after_the_graph_was_cut_in_two(bus: Bus) -> None:
-    """The younger one stops; which that is both know."""
+    """The younger one sends nothing from then on, not even zeros, and ends; which that is both know."""
     first = lock(bus)
     first.acquire()
     bus.members[0].is_deaf = True
@@ -196,7 +228,14 @@ def test_two_that_hold_it_after_the_graph_was_cut_in_two(bus: Bus) -> None:
     bus.members[0].is_deaf = False
     bus.virtual.sleep(2 * robot_lock.PERIOD)
     assert first.poll(None).stop is None
-    assert str(second.poll(None).stop).startswith("another driver: vla-rl deploy on")
+    told = second.poll(None)
+    assert str(told.stop).startswith("another driver: vla-rl deploy on") and told.finished
+    assert (first.is_silent, second.is_silent) == (False, True)
+    first.check_held()
+    bus.members.pop(0)  # the other one ends
+    bus.virtual.sleep(2 * robot_lock.EXPIRY)
+    with pytest.raises(RobotBusyError, match=r"arm: another driver: .*; this process sends nothing any more"):
+        second.check_held()
 
 
 def test_one_that_stood_still_stops_and_has_become_the_younger_one(bus: Bus) -> None:
@@ -205,7 +244,30 @@ def test_one_that_stood_still_stops_and_has_become_the_younger_one(bus: Bus) -> 
     bus.virtual.now += 60
     assert "stood still for 60.0 s" in str(held.poll(None).stop)
     assert held._lease.id > before
+    assert held.is_silent, "whoever has taken the robot since is heard first"
+    bus.virtual.sleep(robot_lock.LISTEN)
+    assert not held.is_silent, "nobody has: it brakes"
     held.close()
+
+
+def test_one_process_of_a_machine_has_a_robot_whatever_the_graph_knows() -> None:
+    def claimed(role: Role, *topics: str, graph: str = f"test {os.getpid()}") -> ExitStack | None:
+        return robot_lock.claim_host(graph, new_lease(role, "arm", topics))
+
+    def is_free(role: Role, *topics: str) -> bool:
+        if (got := claimed(role, *topics)) is not None:
+            got.close()
+        return got is not None
+
+    guard = claimed("robot-guard", "/twist", "/gripper")
+    assert guard is not None and not is_free("robot-guard", "/twist") and not is_free("deploy", "/gripper")
+    assert is_free("deploy", "/other") and claimed("deploy", "/twist", graph="another one") is not None
+    driver = claimed("guarded deploy", "/twist", "/gripper")
+    assert driver is not None and not is_free("guarded deploy", "/twist", "/more")
+    guard.close()
+    assert is_free("robot-guard", "/twist") and not is_free("deploy", "/twist")
+    driver.close()
+    assert is_free("deploy", "/twist", "/gripper")
 
 
 def test_deploy_gives_the_robot_back_before_it_leaves_the_graph(bus: Bus) -> None:
