@@ -41,9 +41,7 @@ def bench(
     context: typer.Context,
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="WHAT", help="env: steps/s; imagination: frames/s; robot: the control loop; gpu: a GPU."
-        ),
+        typer.Argument(metavar="WHAT", help="env: steps/s; imagination: frames/s; gpu: a GPU."),
     ] = "env",
 ) -> None:
     """Measure speed on this machine. Further arguments go to the benchmark: `vla-rl bench env --help` lists its own."""
@@ -52,8 +50,6 @@ def bench(
         return
     if what == "env":
         from sim.bench import main
-    elif what == "robot":
-        from real_robot.control.bench import main
     elif what == "imagination":
         from world_model.bench import main
     elif what == "gpu":
@@ -61,7 +57,7 @@ def bench(
     else:
         from vla_rl.config import ConfigError
 
-        raise ConfigError(f"bench: got {what!r}, allowed: env, robot, imagination, gpu")
+        raise ConfigError(f"bench: got {what!r}, allowed: env, imagination, gpu")
     raise typer.Exit(main(context.args))
 
 

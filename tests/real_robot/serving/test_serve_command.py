@@ -1,4 +1,4 @@
-"""`vla-rl serve` and `vla-rl bench robot` with a real policy, in processes of their own."""
+"""`vla-rl serve` and scripts/robot_bench.py with a real policy, in processes of their own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_examples_of_sim_robots_help_are_options_of_it() -> None:
 @pytest.mark.slow
 def test_the_bench_prints_its_table() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [*MAIN, "bench", "robot", "--", "--seconds", "3", "--json"]
+    command = [sys.executable, str(ROOT / "scripts/robot_bench.py"), "--seconds", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     result = json.loads(done.stdout)
     assert result["ticks"] == 60 and result["chunks"] > 3 and result["running"] > 10

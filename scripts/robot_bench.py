@@ -1,6 +1,6 @@
 """Jitter and added latency of the robot's control loop, over a policy server in a process of its own.
 
-    vla-rl bench robot                       (or: python -m real_robot.control.bench --help)
+    python scripts/robot_bench.py [--seconds 30]
 
 A tick makes an observation from camera frames that are ready, shows it to the supervisor and to the executor, and
 sends what the supervisor allows. The server computes a tiny policy with fresh weights; what is measured is everything
@@ -143,8 +143,8 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of `vla-rl bench robot`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="vla-rl bench robot", description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--hz", type=float, default=20.0, help="control ticks a second (20)")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the measurement (30)")
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side, of two cameras (224)")
