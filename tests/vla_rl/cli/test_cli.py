@@ -74,7 +74,7 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.exit_code == 0 and "Usage" in result.output
 
 
-@pytest.mark.parametrize()
+@pytest.mark.parametrize(("what", "option"), [("gpu", "--part"), ("env", "--kinds"), ("imagination", "--world-model")])
 @pytest.mark.parametrize("help_option", ["--help", "-h"])
 def test_each_benchmark_shows_its_own_options(
     what: str, option: str, help_option: str, capsys: pytest.CaptureFixture[str]
