@@ -54,7 +54,7 @@ TABLE = {
     "vla_rl/offpolicy/replay.py": "replay",
     "world_model/trust/measures/metrics.py": "trust_figures",
     "world_model/trust/measures/outcomes.py": "trust_figures",
-    "world_model/env/reward.py": "reward branches",
+    "world_model/imagination/reward.py": "reward branches",
     "world_model/env/env.py": "env env_config",
     "world_model/model/dynamics.py": "dynamics",
     "sim/tabletop/env.py": "tabletop_practice tabletop_knock tabletop_take_over tabletop",

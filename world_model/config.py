@@ -1,9 +1,9 @@
-"""Options of the world model: its autoencoder, dynamics and success head, and how they are fitted."""
+"""Options of a world model and of its parts, of imagining with it, and of keyframes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
@@ -15,12 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from vla_rl.config import Config, ConfigError, component
-
-if TYPE_CHECKING:
-    from vla_rl.types import EnvSpec
-    from world_model.interfaces import Dynamics
-    from world_model.types import DynamicsInputs
+from vla_rl.config import Config, ConfigError, build_component, component
+from world_model.interfaces import DynamicsConfig, PosteriorConfig
 
 
 class AutoencoderConfig(Config):
@@ -47,147 +43,6 @@ class AutoencoderConfig(Config):
         if self.path is not None and self.pretrained is not None:
             raise ConfigError("autoencoder: got both path and pretrained; give path alone")
         return self
-
-
-class DynamicsConfig(Config):
-    """Base of every dynamics' options: what the world model reads of them, and how the network is built.
-
-    For a dynamics of your own extend it, implement `build`, and name it in a recipe as "package.module:Class".
-
-    Attributes:
-        learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
-        can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
-        can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
-    """
-
-    learns_from_own_frames: ClassVar[bool] = False
-    can_be_distilled: ClassVar[bool] = False
-    can_have_members: ClassVar[bool] = False
-
-    kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
-    temperature: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
-        "noise stays nearer to the expected one, 0 is always the same.",
-    )
-
-    def build(self, inputs: DynamicsInputs) -> Dynamics:
-        """Return a fresh network; torch has been seeded.
-
-        Raises:
-            ValueError: sizes that do not fit each other, or a folder of weights that cannot be read.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.build: return a world_model.interfaces.Dynamics")
-
-    def for_env(self, spec: EnvSpec) -> Self:
-        """Return these options completed by what the environment knows, such as its cameras' projections."""
-        return self
-
-
-class TransformerConfig(DynamicsConfig):
-    """The factorized causal video transformer (see world_model/model/dynamics.py)."""
-
-    learns_from_own_frames: ClassVar[bool] = True
-    can_be_distilled: ClassVar[bool] = True
-    can_have_members: ClassVar[bool] = True
-
-    kind: str = Field(default="transformer", description="The dynamics: this transformer.")
-    preset: Literal["tiny", "small", "base", "large"] = Field(
-        default="tiny", description="3 M, 20 M, 150 M or 600 M parameters; the sizes below override it."
-    )
-    width: PositiveInt | None = Field(default=None, description="Of a token.")
-    depth: PositiveInt | None = Field(default=None, description="Blocks of spatial attention, temporal attention, MLP.")
-    heads: PositiveInt | None = Field(default=None, description="Attention heads.")
-    patch: PositiveInt = Field(default=2, description="Side of the square of latent pixels that makes a token.")
-    memory: PositiveInt = Field(
-        default=4, description="Last frames that a frame attends to, besides the episode's first."
-    )
-    reference: bool = Field(
-        default=True, description="Every frame attends to the episode's first; false: only while it is remembered."
-    )
-    context_noise: float = Field(
-        default=0.02, ge=0, lt=0.2, description="Noise level of remembered pictures, 1 is all; more while fitting."
-    )
-    sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
-    kinematics: Literal["none", "delta_pose"] = Field(
-        default="none",
-        description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
-        "the dynamics then also sees where each action leads (World-Env's action maps).",
-    )
-    meters_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: meters at action 1.")
-    projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
-        default={},
-        description="Camera -> 3 x 4 matrix from meters to homogeneous image coordinates in [0, 1] (x right, y down): "
-        "then the end effector's path is also drawn into that camera's tokens.",
-    )
-
-    def build(self, inputs: DynamicsInputs) -> Dynamics:
-        """See `DynamicsConfig.build`."""
-        from world_model.model.dynamics import VideoDynamics
-
-        return VideoDynamics(
-            self,
-            inputs.latent_shape,
-            inputs.cameras,
-            inputs.state_dim,
-            inputs.action_dim,
-            inputs.frame_steps,
-            inputs.state_mean,
-            inputs.state_std,
-        )
-
-    def for_env(self, spec: EnvSpec) -> Self:
-        """See `DynamicsConfig.for_env`: the environment's projections, where kinematics are given and none of these."""
-        if self.kinematics == "none" or self.projections:
-            return self
-        projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
-        return type(self).model_validate(self.model_dump() | {"projections": projections})
-
-
-class WanConfig(DynamicsConfig):
-    """Wan's video transformer as the dynamics (see world_model/model/wan.py and docs/wan.md)."""
-
-    kind: str = Field(default="wan", description="The dynamics: Wan's transformer.")
-    path: Path | None = Field(
-        default=None,
-        description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
-        "or of the transformer itself.",
-    )
-    transformer: dict[str, Any] | None = Field(
-        default=None,
-        description="In place of path: arguments of WanTransformer3DModel, which starts from random weights. A fitted "
-        "world model names them, so that its folder holds all it needs.",
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="Of the transformer's weights; what is added to it starts in float32."
-    )
-    memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
-    context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
-    sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
-    gradient_checkpointing: bool = Field(
-        default=True, description="Compute each block again in the backward pass: slower, far less memory."
-    )
-    lora_rank: NonNegativeInt = Field(
-        default=0, description="Train adapters of this rank, not the pretrained weights; 0 trains the weights."
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WanConfig:
-        if (self.path is None) == (self.transformer is None):
-            raise ConfigError(
-                "world_model.model.dynamics: give either path (pretrained weights) or transformer (sizes of a random "
-                "one)"
-            )
-        return self
-
-    def build(self, inputs: DynamicsInputs) -> Dynamics:
-        """See `DynamicsConfig.build`."""
-        from world_model.model.wan import WanDynamics
-
-        sizes = (inputs.state_dim, inputs.action_dim, inputs.frame_steps)
-        return WanDynamics(self, inputs.latent_shape, len(inputs.cameras), *sizes)
 
 
 class SuccessConfig(Config):
@@ -218,21 +73,12 @@ class ObjectsConfig(Config):
     )
 
 
-class PosteriorConfig(Config):
-    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/posterior.py)."""
-
-    members: int = Field(
-        default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."
-    )
-    rank: PositiveInt = Field(default=8, description="Of an adapter; it has some 12,000 numbers a rank at width 224.")
-
-
 class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
     autoencoder: AutoencoderConfig = Field(default_factory=AutoencoderConfig)
     dynamics: Annotated[SerializeAsAny[DynamicsConfig], component("dynamics")] = Field(
-        default_factory=TransformerConfig,
+        default_factory=lambda: cast(DynamicsConfig, build_component("dynamics", {})),
         description="What predicts the next frames, chosen by kind: transformer (where none is given), wan, or "
         "package.module:Class for one of your own.",
     )

@@ -1,18 +1,17 @@
-"""The contracts inside the world model: an autoencoder, a dynamics model, a success head. All are networks."""
+"""The contracts inside the world model: an autoencoder, a dynamics with its options, a success head."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import nn
 
-from vla_rl.config import ConfigError
+from vla_rl.config import Config, ConfigError
+from vla_rl.types import EnvSpec
 from world_model.noise import NoiseStream
-from world_model.types import Actions, Clip, Frames
-
-if TYPE_CHECKING:
-    from world_model.config import DynamicsConfig, PosteriorConfig
+from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
 
 class Autoencoder(nn.Module):
@@ -52,6 +51,52 @@ class Context(Protocol):
     def from_tensors(tensors: dict[str, torch.Tensor]) -> Any:
         """What `tensors` gave."""
         ...
+
+
+class DynamicsConfig(Config):
+    """Base of every dynamics' options: what the world model reads of them, and how the network is built.
+
+    For a dynamics of your own extend it, implement `build`, and name it in a recipe as "package.module:Class".
+
+    Attributes:
+        learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
+        can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
+        can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
+    """
+
+    learns_from_own_frames: ClassVar[bool] = False
+    can_be_distilled: ClassVar[bool] = False
+    can_have_members: ClassVar[bool] = False
+
+    kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
+        "noise stays nearer to the expected one, 0 is always the same.",
+    )
+
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """Return a fresh network; torch has been seeded.
+
+        Raises:
+            ValueError: sizes that do not fit each other, or a folder of weights that cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.build: return a world_model.interfaces.Dynamics")
+
+    def for_env(self, spec: EnvSpec) -> Self:
+        """Return these options completed by what the environment knows, such as its cameras' projections."""
+        return self
+
+
+class PosteriorConfig(Config):
+    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/posterior.py)."""
+
+    members: int = Field(
+        default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."
+    )
+    rank: PositiveInt = Field(default=8, description="Of an adapter; it has some 12,000 numbers a rank at width 224.")
 
 
 class Dynamics[C: DynamicsConfig](nn.Module):

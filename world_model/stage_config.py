@@ -6,7 +6,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.training.config import OptimConfig, TrainerConfig
-from world_model.config import ObjectsConfig, PosteriorConfig
+from world_model.config import ObjectsConfig
+from world_model.interfaces import PosteriorConfig
 
 
 class StageConfig(TrainerConfig):

@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from world_model.config import DynamicsConfig
-from world_model.interfaces import Dynamics
+from world_model.interfaces import Dynamics, DynamicsConfig
 from world_model.types import Frames
 
 

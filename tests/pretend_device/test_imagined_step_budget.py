@@ -13,9 +13,10 @@ from pretend_device import pretending
 from pretend_device.counts import counting
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
-from world_model.config import ImaginationConfig, ObjectsConfig, PosteriorConfig, WorldModelConfig
+from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
+from world_model.interfaces import PosteriorConfig
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 

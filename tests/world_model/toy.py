@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation
-from world_model.config import ImaginationConfig, TransformerConfig, WorldModelConfig
+from world_model.config import ImaginationConfig, WorldModelConfig
 from world_model.env.env import WorldModelEnv
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata
+from world_model.model.dynamics import TransformerConfig
 from world_model.model.parts import Parts
 from world_model.model.world_model import WorldModel
 from world_model.noise import NoiseStream

@@ -51,7 +51,7 @@ def bench(
     if what == "env":
         from sim.bench import main
     elif what == "imagination":
-        from world_model.bench import main
+        from world_model.imagination.bench import main
     elif what == "gpu":
         from vla_rl.workflows.gpu_bench.command import main
     else:

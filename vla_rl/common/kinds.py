@@ -44,11 +44,11 @@ KINDS: dict[str, dict[str, str]] = {
         "dr_grpo": "vla_rl.algorithms.dr_grpo:DRGRPOConfig",
     },
     "dynamics": {
-        "transformer": "world_model.config:TransformerConfig",
-        "wan": "world_model.config:WanConfig",
+        "transformer": "world_model.model.dynamics:TransformerConfig",
+        "wan": "world_model.model.wan:WanConfig",
     },
     "values": {
-        "world_model": "world_model.env.value_config:WorldModelValuesConfig",
+        "world_model": "world_model.env.action_values:WorldModelValuesConfig",
     },
     "env.reward": {
         "learned": "vla_rl.rewards.kinds:LearnedRewardConfig",
@@ -59,7 +59,7 @@ KINDS: dict[str, dict[str, str]] = {
         "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
     },
     "plan": {
-        "best_of_n": "world_model.env.plan_config:PlanConfig",
+        "best_of_n": "world_model.env.planning:PlanConfig",
     },
 }
 
@@ -92,7 +92,7 @@ BASES: dict[str, str] = {
     "env.reward": "vla_rl.rewards.base:RewardConfig",
     "rollout": "vla_rl.rollout.source:RolloutConfig",
     "transport": "real_robot.transports.base:TransportConfig",
-    "dynamics": "world_model.config:DynamicsConfig",
+    "dynamics": "world_model.interfaces:DynamicsConfig",
 }
 
 

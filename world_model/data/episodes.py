@@ -28,7 +28,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.keyframes import split_start
 from vla_rl.types import EnvSpec
-from world_model.trust.types import LoggedEpisode
+from world_model.types import LoggedEpisode
 
 MIN_STD = 0.01  # Of a state's dimension: 1 cm, 0.6 degrees. What varies less is noise, not to be blown up.
 MAX_SCORE = 10.0  # Standard deviations from the mean that half of the states may be away from it.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from vla_rl.algorithms.action_values import ActionValues, ActionValuesConfig
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import Episode
@@ -21,10 +24,30 @@ from world_model.model.world_model import Memory, WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Frames
 
-if TYPE_CHECKING:
-    from world_model.env.value_config import WorldModelValuesConfig
-
 EPISODES_AT_ONCE = 32  # Watched together, which bounds the memory.
+
+
+class WorldModelValuesConfig(ActionValuesConfig):
+    """An action chunk is worth the probability of success that a world model gives, having imagined what it does."""
+
+    kind: Literal["world_model"] = "world_model"
+    path: str | Path = Field(
+        description="A world model's folder, or pretrained:NAME, fitted on none of the episodes that it values."
+    )
+    chunks_ahead: PositiveInt = Field(
+        default=1, description="Chunks imagined: the action chunk, then what the policy does next, greedily."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
+    batch_size: PositiveInt = Field(default=256, description="Chunks imagined at once, about; bounds the memory.")
+    seed: NonNegativeInt = Field(default=0, description="Of what is imagined.")
+
+    def build(self, policy: Policy, device: str = "cpu") -> ActionValues:
+        """What values the policy's actions.
+
+        Raises:
+            ValueError: no such world model, or one of other cameras or another chunk length than the policy's.
+        """
+        return WorldModelValues(policy, self, device)
 
 
 class WorldModelValues:

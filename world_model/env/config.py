@@ -1,27 +1,30 @@
-"""Options of the environment that imagines, and what must hold before it is built. Imports no torch."""
+"""Options of the environment that imagines, and what must hold before it is built."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
+from vla_rl.evaluation.admission import Admission
 from vla_rl.interfaces import EnvConfig, TrustError
-from vla_rl.types import EnvSpec
+from vla_rl.rollout.source import LaterEnv
+from vla_rl.types import EnvSpec, EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames, SimulatedInitialFrames, check_alike, open_recorded
-from world_model.env.branches import steps_of_branches
+from world_model.env.env import WorldModelEnv
+from world_model.env.repeats import RepeatCounter
+from world_model.imagination.reward import steps_of_branches
 from world_model.metadata import WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
+from world_model.model.world_model import load_world_model
 from world_model.trust.config import TrustConfig
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.admission import Admission
-    from world_model.env.elsewhere import ImaginedElsewhere
-    from world_model.env.env import WorldModelEnv
+from world_model.trust.report import TRUST_FILE, TrustReport, admit
 
 
 class WorldModelEnvConfig(EnvConfig):
@@ -84,15 +87,13 @@ class WorldModelEnvConfig(EnvConfig):
         spec = self._task_spec(metadata, None if section is None else section.env_spec())
         return shortened(spec, self.imagination.horizon)
 
-    def build_elsewhere(self) -> ImaginedElsewhere:
+    def build_elsewhere(self) -> LaterWorldModelEnv:
         """Loads no weights.
 
         Raises:
             TrustError: as `build`.
         """
-        from world_model.env.elsewhere import ImaginedElsewhere
-
-        return ImaginedElsewhere(self)
+        return LaterWorldModelEnv(self)
 
     def admitted(self) -> tuple[Admission, int | None]:
         """What trust says of the world model, and the control steps of an imagined episode, if they are limited.
@@ -101,8 +102,6 @@ class WorldModelEnvConfig(EnvConfig):
             TrustError: as `build`, and where no step holds, or fewer than a branch has, and no other limit is given.
             ConfigError: branches are longer than the horizon given, or the world model has no value to pay them.
         """
-        from world_model.trust.report import TRUST_FILE, admit
-
         folder, imagination = resolve_path(self.path), self.imagination
         config, metadata = read_metadata(folder)
         steps_of_branches(metadata, config.frame_steps, imagination)
@@ -133,9 +132,6 @@ class WorldModelEnvConfig(EnvConfig):
                 posterior or the penalty asks for.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
-        from world_model.env.env import WorldModelEnv
-        from world_model.model.world_model import load_world_model
-
         folder = resolve_path(self.path)
         _, metadata = read_metadata(folder)
         admission, horizon = self.admitted()
@@ -161,8 +157,6 @@ class WorldModelEnvConfig(EnvConfig):
 
     def _usual_disagreement(self, report: Path) -> float | None:
         """That of futures on held-out episodes, by the trust report; None where it does not say, or nobody asks."""
-        from world_model.trust.report import TrustReport
-
         if not self.imagination.disagreement_penalty or not report.is_file():
             return None
         found = TrustReport.load(report)
@@ -198,6 +192,37 @@ class WorldModelEnvConfig(EnvConfig):
         )
 
     def _torch_device(self) -> str:
-        import torch
-
         return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class LaterWorldModelEnv(LaterEnv):
+    """A stand-in for `WorldModelEnv` where other processes imagine: the trust admission, and noise numbers of episodes.
+
+    It loads no weights until it is asked to imagine itself.
+
+    Raises:
+        TrustError: trust is missing or fails, and `env.trust.ignore` is not set.
+    """
+
+    def __init__(self, config: WorldModelEnvConfig) -> None:
+        super().__init__(config)
+        self.admission, horizon = config.admitted()
+        self.spec = shortened(self.spec, horizon)
+        self._repeats = RepeatCounter(same_noise=not config.imagination.fresh_noise)
+
+    @property
+    def observed_every(self) -> int:
+        """See `ImaginedEnv`; starts the environment."""
+        return cast(WorldModelEnv, self._built()).observed_every
+
+    def deal(self, specs: Sequence[EpisodeSpec], size: int = 1) -> list[EpisodeSpec]:
+        """See `ImaginedEnv.deal`."""
+        return self._repeats.deal(specs, size)
+
+    def state(self) -> dict[str, int]:
+        """See `StatefulEnv.state`."""
+        return self._repeats.state()
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """See `StatefulEnv.load_state`."""
+        self._repeats.load_state(state)

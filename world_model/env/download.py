@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from world_model.config import ImaginationConfig
-from world_model.env.imagination import ImaginedChunk
-from world_model.env.reward import probability, worth
+from world_model.imagination.chunk import ImaginedChunk
+from world_model.imagination.reward import probability, worth
 from world_model.model.world_model import WorldModel
 
 

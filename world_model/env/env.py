@@ -4,8 +4,8 @@
 
 The world model decides what is seen every G control steps, and whether the instruction has been carried out by then. So
 an episode ends with the last action of a frame: `terminated` with reward 1 at the first frame that counts as a success
-(see `world_model.env.imagination`), `truncated` where the horizon is reached, where futures disagree too much, or where
-a branch ends (`branch_frames`), then worth the value. What is left of the chunk is not executed and counts for nothing.
+(see `world_model.imagination`), `truncated` where the horizon is reached, where futures disagree too much, or where a
+branch ends (`branch_frames`), then worth the value. What is left of the chunk is not executed and counts for nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
-from world_model.env.imagination import ImaginedChunk, imagine_chunk
-from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
+from world_model.env.repeats import RepeatCounter, start_name
+from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
+from world_model.imagination.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -106,7 +106,7 @@ class WorldModelEnv:
         self.record_frames, self.admission = record_frames, admission
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
-        self._places = Places(all_alike=not config.fresh_noise)
+        self._repeats = RepeatCounter(same_noise=not config.fresh_noise)
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
@@ -160,7 +160,7 @@ class WorldModelEnv:
         obs = self._first_frames.observe(specs)
         images = np.stack([obs.images[camera] for camera in self.spec.cameras], 1)
         first = self.world_model.encode(images[:, None], obs.state[:, None])
-        positions = [self._places.of(spec) for spec in specs]
+        positions = [self._repeats.next(spec) for spec in specs]
         seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
         memory = self.world_model.begin(first, obs.instruction, seeds)
         self._remember(ids, self._with_members(memory, specs, positions))
@@ -173,7 +173,7 @@ class WorldModelEnv:
     def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Start in the middle of recorded episodes."""
         prefixes = [self._prefixes.of(spec) for spec in specs]
-        positions = [self._places.of(spec) for spec in specs]
+        positions = [self._repeats.next(spec) for spec in specs]
         seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
         memory = remember(self.world_model, prefixes, seeds)
         self._remember(ids, self._with_members(memory, specs, positions))
@@ -185,7 +185,7 @@ class WorldModelEnv:
 
     def _restore(self, env_id: int, spec: EpisodeSpec, keyframe: Keyframe) -> None:
         """Start at a keyframe of this environment."""
-        arrays, position = keyframe.arrays, self._places.of(spec)
+        arrays, position = keyframe.arrays, self._repeats.next(spec)
         instruction = spec.instruction or arrays["instruction"].tobytes().decode()
         seed = None if position == 0 else self._seed_of(spec, position)
         self._remember([env_id], self._memory_of(keyframe, instruction, seed))
@@ -217,17 +217,17 @@ class WorldModelEnv:
         return memory if seed is None else replace(memory, noise=blank.noise)
 
     def _remember(self, ids: Sequence[int], memory: Memory) -> None:
-        """Put episodes' memory in their places."""
+        """Put episodes' memory where it belongs."""
         if self._are_all(ids):
             self._memory = memory
         else:
-            # Places never started are filled with any; nothing reads them before their own reset.
+            # Environments never started are filled with any; nothing reads them before their own reset.
             whole = memory.select([0] * self.num_envs) if self._memory is None else self._memory
             self._memory = whole.put(ids, memory)
 
     def deal(self, specs: Sequence[EpisodeSpec], size: int = 1) -> list[EpisodeSpec]:
         """See `ImaginedEnv.deal`."""
-        return self._places.deal(specs, size)
+        return self._repeats.deal(specs, size)
 
     def _with_members(self, memory: Memory, specs: Sequence[EpisodeSpec], positions: Sequence[int]) -> Memory:
         """Each episode in the member of the posterior that its group, or it alone, draws."""
@@ -413,11 +413,11 @@ class WorldModelEnv:
 
     def state(self) -> dict[str, int]:
         """For a checkpoint, JSON-able: how many episodes have begun where; all that `reset` does not set anew."""
-        return self._places.state()
+        return self._repeats.state()
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Undo `state`: the same resets then draw the same noise."""
-        self._places.load_state(state)
+        self._repeats.load_state(state)
 
     def close(self) -> None:
         """Close the first frames and forget all episodes. May be called twice."""

@@ -11,7 +11,9 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
 from vla_rl.training.config import OptimConfig
-from world_model.config import KeyframeConfig, TransformerConfig, WanConfig, WorldModelConfig
+from world_model.config import KeyframeConfig, WorldModelConfig
+from world_model.model.dynamics import TransformerConfig
+from world_model.model.wan import WanConfig
 from world_model.stage_config import (
     BootstrapConfig,
     DistillationConfig,

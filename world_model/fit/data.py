@@ -15,7 +15,7 @@ from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episo
 from world_model.data.styled import Restyler, restylers, with_styles
 from world_model.fit.calibration import GET_MORE
 from world_model.fit.config import FitConfig
-from world_model.trust.types import LoggedEpisode
+from world_model.types import LoggedEpisode
 
 
 @dataclass

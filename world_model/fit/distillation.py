@@ -17,8 +17,8 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.training.trainer import Loss
-from world_model.config import DynamicsConfig
 from world_model.data.clips import ClipDataset
+from world_model.interfaces import DynamicsConfig
 from world_model.model.world_model import WorldModel
 from world_model.stage_config import DistillationConfig
 

@@ -61,8 +61,7 @@ from world_model.model.parts import build_parts
 from world_model.model.success import LatentSuccessHead, ValueHead
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.stage_config import StageConfig
-from world_model.trust.types import LoggedEpisode
-from world_model.types import Frames
+from world_model.types import Frames, LoggedEpisode
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from vla_rl.evaluation.figure import Figure, figure
 from vla_rl.evaluation.signal import auc, auc_draws, auc_figure, interval_of
 from world_model.fit.replay import replay_logits
 from world_model.model.world_model import WorldModel, load_world_model
-from world_model.trust.types import LoggedEpisode
+from world_model.types import LoggedEpisode
 
 JUDGED = 200  # Episodes imagined before and after each part, at most: enough for what is clear.
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from torch import nn
 
 from vla_rl.config import ConfigError
 from vla_rl.training.trainer import Loss
-from world_model.config import DynamicsConfig, PosteriorConfig
 from world_model.data.clips import ClipDataset
 from world_model.fit.config import FitConfig
+from world_model.interfaces import DynamicsConfig, PosteriorConfig
 from world_model.model.dynamics import VideoDynamics
 from world_model.model.world_model import WorldModel
 from world_model.stage_config import PosteriorStageConfig

@@ -10,8 +10,7 @@ import torch
 
 from world_model.data.clips import NEAR_FRAMES, ClipDataset, SuccessBatch
 from world_model.model.world_model import WorldModel
-from world_model.trust.types import LoggedEpisode, collate
-from world_model.types import Actions, Frames
+from world_model.types import Actions, Frames, LoggedEpisode, collate
 
 EPISODES_AT_ONCE = 64
 

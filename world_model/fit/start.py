@@ -11,12 +11,13 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
-from world_model.config import TransformerConfig, WorldModelConfig
+from world_model.config import WorldModelConfig
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.fit.config import FitConfig
 from world_model.metadata import WorldModelMetadata
 from world_model.model.action_conditioning import ActionConditioning
 from world_model.model.autoencoder import without_path
+from world_model.model.dynamics import TransformerConfig
 from world_model.model.world_model import WorldModel
 
 log = logging.getLogger(__name__)

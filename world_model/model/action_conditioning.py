@@ -10,16 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 
-from world_model.types import Actions
-
-if TYPE_CHECKING:
-    from world_model.config import TransformerConfig
+from world_model.types import Actions, DynamicsInputs, Frames
 
 # Widths of the bumps around a path's point, in token widths.
 _BUMPS = (0.7, 2.0)
@@ -42,6 +37,11 @@ class Condition:
 class ActionConditioning(nn.Module):
     """Actions (B, T, G, A) and the normalized state before them (B, T, S) -> `Condition`.
 
+    Args:
+        inputs: of the dynamics. grid: rows and columns of image tokens. width: of a token.
+        meters_per_action: moves of the end effector at action 1; None: there are no kinematics.
+        projections: see `TransformerConfig.projections`.
+
     Raises:
         ValueError: a projection for a camera that is not there, or without kinematics.
     """
@@ -53,31 +53,29 @@ class ActionConditioning(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
-        cameras: tuple[str, ...],
+        inputs: DynamicsInputs,
         grid: tuple[int, int],
         width: int,
-        action_dim: int,
-        frame_steps: int,
-        state_mean: np.ndarray,
-        state_std: np.ndarray,
+        meters_per_action: float | None,
+        projections: Mapping[str, Sequence[Sequence[float]]],
     ) -> None:
         super().__init__()
-        if unknown := sorted(set(config.projections) - set(cameras)):
+        cameras, frame_steps, action_dim = inputs.cameras, inputs.frame_steps, inputs.action_dim
+        if unknown := sorted(set(projections) - set(cameras)):
             raise ValueError(f"dynamics.projections: names {unknown}; the world model's cameras are {list(cameras)}")
-        if config.projections and config.kinematics == "none":
+        if projections and meters_per_action is None:
             raise ValueError("dynamics.projections: needs dynamics.kinematics=delta_pose")
-        self.has_path = config.kinematics == "delta_pose"
-        self.action_dim, self.scale = action_dim, config.meters_per_action
+        self.has_path = meters_per_action is not None
+        self.action_dim, self.scale = action_dim, meters_per_action or 0.0
         self.num_patches = grid[0] * grid[1]
         self.cameras, self.width = cameras, width
-        self.register_buffer("state_mean", torch.as_tensor(state_mean[:3].copy(), dtype=torch.float32))
-        self.register_buffer("state_std", torch.as_tensor(state_std[:3].copy(), dtype=torch.float32))
+        self.register_buffer("state_mean", torch.as_tensor(inputs.state_mean[:3].copy(), dtype=torch.float32))
+        self.register_buffer("state_std", torch.as_tensor(inputs.state_std[:3].copy(), dtype=torch.float32))
         num_values = frame_steps * (action_dim + 1) + (3 * (frame_steps + 1) if self.has_path else 0)
         self.embed = nn.Sequential(nn.Linear(num_values, width), nn.SiLU(), nn.Linear(width, width))
-        self.projections = [name for name in cameras if name in config.projections]
+        self.projections = [name for name in cameras if name in projections]
         for name in self.projections:
-            self.register_buffer(f"projection_{name}", torch.tensor(config.projections[name], dtype=torch.float32))
+            self.register_buffer(f"projection_{name}", torch.tensor(projections[name], dtype=torch.float32))
         if self.projections:
             rows, columns = grid
             y, x = torch.meshgrid(
@@ -130,6 +128,20 @@ class ActionConditioning(nn.Module):
             return torch.zeros_like(like)
         moves = self.scale * (actions.values[..., :3] * actions.executed[..., None]).sum(2)
         return torch.cat([moves / self.state_std, torch.zeros_like(like[..., 3:])], -1)
+
+    def starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
+        """The state from which each frame's actions set out (B, T, S): the frame before's, where the clip has it.
+
+        For a clip from an episode's middle, frame 1's is reckoned back from its own state.
+
+        Args:
+            number: int64 (B, T), of each frame in its episode.
+        """
+        states = frames.states
+        before = torch.cat([states[:, :1], states[:, :-1]], 1)
+        back = states - self.moved(actions, states)
+        follows = torch.cat([torch.ones_like(number[:, :1], dtype=torch.bool), number[:, 1:] == number[:, :-1] + 1], 1)
+        return torch.where(follows[..., None], before, back)
 
     def _features(self, path: torch.Tensor, gripper: torch.Tensor, camera: str) -> torch.Tensor:
         """(B, T, patches, features): offset to each point of the path, bumps and waves there, the gripper's command."""

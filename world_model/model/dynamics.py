@@ -14,25 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
-import numpy as np
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import nn
 from torch.nn import functional as F
 
-from world_model.interfaces import Dynamics
+from vla_rl.types import EnvSpec
+from world_model.interfaces import Dynamics, DynamicsConfig, PosteriorConfig
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
-from world_model.model.flow import Noisy, mix, sample, sampling_levels, shifted
+from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
 from world_model.model.posterior import Posterior
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.model.video_context import VideoContext, written
 from world_model.noise import NoiseStream
-from world_model.types import Actions, Clip, Frames
-
-if TYPE_CHECKING:
-    from world_model.config import PosteriorConfig, TransformerConfig
+from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
 # preset -> (width, depth, heads)
 PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "large": (1280, 23, 20)}
@@ -43,52 +41,84 @@ STATE_WEIGHT = 0.1  # Of the states' error beside the latents'.
 PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
 
 
-class VideoDynamics(Dynamics["TransformerConfig"]):
-    """See the module's text and `world_model.interfaces.Dynamics`.
+class TransformerConfig(DynamicsConfig):
+    """The factorized causal video transformer (see the module's text)."""
 
-    Args:
-        latent_shape: (C, h, w) of one view. cameras: names of the V views, in order.
-        state_dim: S. action_dim: A. frame_steps: G.
-        state_mean, state_std: float (S,), what states were normalized with; actions' paths are in meters.
-    """
+    learns_from_own_frames: ClassVar[bool] = True
+    can_be_distilled: ClassVar[bool] = True
+    can_have_members: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        latent_shape: tuple[int, int, int],
-        cameras: tuple[str, ...],
-        state_dim: int,
-        action_dim: int,
-        frame_steps: int,
-        state_mean: np.ndarray,
-        state_std: np.ndarray,
-    ) -> None:
+    kind: str = Field(default="transformer", description="The dynamics: this transformer.")
+    preset: Literal["tiny", "small", "base", "large"] = Field(
+        default="tiny", description="3 M, 20 M, 150 M or 600 M parameters; the sizes below override it."
+    )
+    width: PositiveInt | None = Field(default=None, description="Of a token.")
+    depth: PositiveInt | None = Field(default=None, description="Blocks of spatial attention, temporal attention, MLP.")
+    heads: PositiveInt | None = Field(default=None, description="Attention heads.")
+    patch: PositiveInt = Field(default=2, description="Side of the square of latent pixels that makes a token.")
+    memory: PositiveInt = Field(
+        default=4, description="Last frames that a frame attends to, besides the episode's first."
+    )
+    reference: bool = Field(
+        default=True, description="Every frame attends to the episode's first; false: only while it is remembered."
+    )
+    context_noise: float = Field(
+        default=0.02, ge=0, lt=0.2, description="Noise level of remembered pictures, 1 is all; more while fitting."
+    )
+    sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
+    kinematics: Literal["none", "delta_pose"] = Field(
+        default="none",
+        description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
+        "the dynamics then also sees where each action leads (World-Env's action maps).",
+    )
+    meters_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: meters at action 1.")
+    projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
+        default={},
+        description="Camera -> 3 x 4 matrix from meters to homogeneous image coordinates in [0, 1] (x right, y down): "
+        "then the end effector's path is also drawn into that camera's tokens.",
+    )
+
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """See `DynamicsConfig.build`."""
+        return VideoDynamics(self, inputs)
+
+    def for_env(self, spec: EnvSpec) -> Self:
+        """See `DynamicsConfig.for_env`: the environment's projections, where kinematics are given and none of these."""
+        if self.kinematics == "none" or self.projections:
+            return self
+        projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
+        return type(self).model_validate(self.model_dump() | {"projections": projections})
+
+
+class VideoDynamics(Dynamics[TransformerConfig]):
+    """See the module's text and `world_model.interfaces.Dynamics`."""
+
+    def __init__(self, config: TransformerConfig, inputs: DynamicsInputs) -> None:
         super().__init__()
         width, depth, heads = (
             given or preset
             for given, preset in zip((config.width, config.depth, config.heads), PRESETS[config.preset], strict=True)
         )
-        channels, height, columns = latent_shape
+        channels, height, columns = inputs.latent_shape
         if height % config.patch or columns % config.patch:
             raise ValueError(
                 f"dynamics.patch: latents of {height} x {columns} pixels cannot be cut into squares of {config.patch}"
             )
         if width % heads or (width // heads) % 2:
             raise ValueError(f"dynamics: width {width} must be an even multiple of {heads} heads")
-        self.config, self.frame_steps, self.heads = config, frame_steps, heads
-        self.latent_shape, self.num_views, self.state_dim = latent_shape, len(cameras), state_dim
+        self.config, self.frame_steps, self.heads = config, inputs.frame_steps, heads
+        self.latent_shape, self.num_views, state_dim = inputs.latent_shape, len(inputs.cameras), inputs.state_dim
         self.grid = (height // config.patch, columns // config.patch)
         patch_values = channels * config.patch**2
-        num_tokens = len(cameras) * self.grid[0] * self.grid[1] + 1
+        num_tokens = self.num_views * self.grid[0] * self.grid[1] + 1
         self.embed_patch = nn.Linear(2 * patch_values, width)
         self.embed_state = nn.Linear(2 * state_dim, width)
         self.place = nn.Parameter(0.02 * torch.randn(num_tokens, width))
         self.is_context = nn.Parameter(torch.zeros(width))
         self.is_reference = nn.Parameter(torch.zeros(width))
         # Called action maps in the weights of world models that are already saved.
-        self.action_maps = ActionConditioning(
-            config, cameras, self.grid, width, action_dim, frame_steps, state_mean, state_std
-        )
+        scale = None if config.kinematics == "none" else config.meters_per_action
+        self.action_maps = ActionConditioning(inputs, self.grid, width, scale, config.projections)
         self.embed_level = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, NUM_MODULATIONS * width)
         self.blocks = nn.ModuleList(TransformerBlock(width, heads) for _ in range(depth))
@@ -142,11 +172,11 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         """
         clean, batch, length = clip.frames, clip.size, clip.valid.shape[1]
         shown = seen or clean
-        context = self._with_noise(shown, self._context_levels(batch, length, generator), generator).with_states(shown)
-        number, counted = _numbers(clip)
+        context = noised(shown, self._context_levels(batch, length, generator), generator).with_states(shown)
+        number, counted = clip.numbers()
         levels = self._target_levels(batch, length - 1, generator).to(clip.valid.device)
         target = clean.at(slice(1, None))
-        noisy = self._with_noise(target, levels, generator)
+        noisy = noised(target, levels, generator)
         before = context.frames.at(slice(0, -1))
         predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid, member)
         weight = counted / levels.clamp_min(MIN_LEVEL)
@@ -173,10 +203,10 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         """
         batch, length = clip.valid.shape
         levels = self._context_levels(batch, length, generator)
-        context = self._with_noise(clip.frames, levels, generator).with_states(clip.frames)
-        number, counted = _numbers(clip)
+        context = noised(clip.frames, levels, generator).with_states(clip.frames)
+        number, counted = clip.numbers()
         target = clip.frames.at(slice(1, None))
-        noise = self._with_noise(target, torch.ones(batch, length - 1), generator).frames
+        noise = noised(target, torch.ones(batch, length - 1), generator).frames
 
         def imagined(network: VideoDynamics, num_steps: int) -> Frames:
             def predict(frames: Frames, level: float) -> Frames:
@@ -205,13 +235,6 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         levels = shifted(torch.rand(batch, length, generator=generator))
         return torch.where(torch.rand(batch, length, generator=generator) < PURE_NOISE, 1.0, levels)
 
-    def _with_noise(self, frames: Frames, levels: torch.Tensor, generator: torch.Generator) -> Noisy:
-        device = frames.latents.device
-        latents, states = (
-            torch.randn(x.shape, generator=generator).to(device) for x in (frames.latents, frames.states)
-        )
-        return mix(frames, Frames(latents, states), levels.to(device))
-
     def _two_streams(
         self,
         context: Noisy,
@@ -224,7 +247,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
     ) -> Frames:
         """Predictions for frames 1 .. T-1, each from the context stream before it."""
         length = number.shape[1]
-        condition = self.action_maps(actions, self._path_starts(context.frames, actions, number))
+        condition = self.action_maps(actions, self.action_maps.starts(context.frames, actions, number))
         remembered = self._tokens(context, None, condition, number)
         wanted = self._tokens(noisy, before, condition.at(slice(1, None)), number[:, 1:])
         tokens = torch.cat([remembered, wanted], 1)
@@ -391,17 +414,6 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         found = modulation.unbind(2)
         return found if len(found) > 1 else found * len(self.blocks)
 
-    def _path_starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
-        """The state from which each frame's actions set out (B, T, S): the frame before's, where the clip has it.
-
-        For a clip from an episode's middle, frame 1's is reckoned back from its own state.
-        """
-        states = frames.states
-        before = torch.cat([states[:, :1], states[:, :-1]], 1)
-        back = states - self.action_maps.moved(actions, states)
-        follows = torch.cat([torch.ones_like(number[:, :1], dtype=torch.bool), number[:, 1:] == number[:, :-1] + 1], 1)
-        return torch.where(follows[..., None], before, back)
-
     def _patches(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, T, V, C, h, w) -> (B, T, V * rows * columns, C * patch^2)."""
         batch, length, views, channels = latents.shape[:4]
@@ -414,16 +426,6 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
         cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
-
-
-def _numbers(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a clip's frames, int64 (B, T): their numbers in the episode; bool (B, T - 1): frames 1 .. T-1 that follow one.
-
-    Frame 1 of a clip from an episode's middle has no frame before it in the clip.
-    """
-    number = clip.first[:, None] - 1 + torch.arange(clip.valid.shape[1], device=clip.first.device)
-    number[:, 0] = 0
-    return number, clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
 
 
 def _errors(predicted: Frames, target: Frames) -> tuple[torch.Tensor, torch.Tensor]:

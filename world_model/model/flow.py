@@ -48,6 +48,13 @@ def shifted(levels: torch.Tensor) -> torch.Tensor:
     return LEVEL_SHIFT * levels / (1 + (LEVEL_SHIFT - 1) * levels)
 
 
+def noised(frames: Frames, levels: torch.Tensor, generator: torch.Generator) -> Noisy:
+    """The frames at noise levels (B, T), with noise drawn on the CPU."""
+    device = frames.latents.device
+    latents, states = (torch.randn(x.shape, generator=generator).to(device) for x in (frames.latents, frames.states))
+    return mix(frames, Frames(latents, states), levels.to(device))
+
+
 def sample(
     predict: Callable[[Frames, float], Frames], noise: Frames, levels: Sequence[float], temperature: float = 1.0
 ) -> Frames:

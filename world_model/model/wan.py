@@ -15,20 +15,62 @@ are kept, as the F frames of a call share one pass for each of a few sampling st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from world_model.interfaces import Dynamics
+from vla_rl.config import ConfigError
+from world_model.interfaces import Dynamics, DynamicsConfig
 from world_model.model.flow import mix, sample, sampling_levels, shifted
 from world_model.model.wan_network import ActionWan, build_transformer, transformer_sizes
 from world_model.noise import NoiseStream
-from world_model.types import Actions, Clip, Frames
-
-if TYPE_CHECKING:
-    from world_model.config import WanConfig
+from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
 STATE_WEIGHT = 0.1  # In the loss, of the clean state's squared error beside the velocity's.
+
+
+class WanConfig(DynamicsConfig):
+    """Wan's video transformer as the dynamics (see docs/wan.md)."""
+
+    kind: str = Field(default="wan", description="The dynamics: Wan's transformer.")
+    path: Path | None = Field(
+        default=None,
+        description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
+        "or of the transformer itself.",
+    )
+    transformer: dict[str, Any] | None = Field(
+        default=None,
+        description="In place of path: arguments of WanTransformer3DModel, which starts from random weights. A fitted "
+        "world model names them, so that its folder holds all it needs.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Of the transformer's weights; what is added to it starts in float32."
+    )
+    memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
+    context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
+    sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
+    gradient_checkpointing: bool = Field(
+        default=True, description="Compute each block again in the backward pass: slower, far less memory."
+    )
+    lora_rank: NonNegativeInt = Field(
+        default=0, description="Train adapters of this rank, not the pretrained weights; 0 trains the weights."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WanConfig:
+        if (self.path is None) == (self.transformer is None):
+            raise ConfigError(
+                "world_model.model.dynamics: give either path (pretrained weights) or transformer (sizes of a random "
+                "one)"
+            )
+        return self
+
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """See `DynamicsConfig.build`."""
+        sizes = (inputs.state_dim, inputs.action_dim, inputs.frame_steps)
+        return WanDynamics(self, inputs.latent_shape, len(inputs.cameras), *sizes)
 
 
 @dataclass(frozen=True)
@@ -74,7 +116,7 @@ class WanContext:
         )
 
 
-class WanDynamics(Dynamics["WanConfig"]):
+class WanDynamics(Dynamics[WanConfig]):
     """See the module's text and `world_model.interfaces.Dynamics`.
 
     The state is predicted beside the image: its noisy value is an input, and a small head predicts the clean one from
@@ -101,7 +143,7 @@ class WanDynamics(Dynamics["WanConfig"]):
         frame_steps: int,
     ) -> None:
         super().__init__()
-        transformer = build_transformer(config)
+        transformer = build_transformer(config.path, config.transformer, config.dtype, config.lora_rank)
         if config.path is not None:
             config = config.model_copy(update={"path": None, "transformer": transformer_sizes(transformer)})
         self.config, self.frame_steps, self.action_dim = config, frame_steps, action_dim

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +25,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from world_model.types import Actions
-
-if TYPE_CHECKING:
-    from world_model.config import WanConfig
 
 LORA_LAYERS = r"blocks\.\d+\.(attn[12]\.(to_q|to_k|to_v|to_out\.0)|ffn\.net\.(0\.proj|2))"
 NUM_TIMESTEPS = 1000  # Wan's timestep at noise level 1.
@@ -184,23 +181,22 @@ class OwnFrameAttention:
         return attn.to_out[1](attn.to_out[0](attended.unflatten(0, (-1, length)).flatten(1, 2)))
 
 
-def build_transformer(config: WanConfig) -> Any:
-    """The `WanTransformer3DModel` that a config names: pretrained weights, or random ones; with LoRA where asked.
+def build_transformer(path: Path | None, sizes: dict[str, Any] | None, precision: str, lora_rank: int) -> Any:
+    """A `WanTransformer3DModel`: pretrained weights, or random ones of these sizes; with LoRA where asked.
 
     Raises:
         ValueError: no such model in the folder, or a damaged one; unknown sizes; LoRA without peft.
     """
-    dtype = getattr(torch, config.dtype)
-    transformer = _random(config.transformer or {}, dtype) if config.path is None else _pretrained(config.path, dtype)
-    if config.lora_rank:
+    dtype = getattr(torch, precision)
+    transformer = _random(sizes or {}, dtype) if path is None else _pretrained(path, dtype)
+    if lora_rank:
         try:
             from peft import LoraConfig
         except ImportError as error:
             raise ValueError(
-                f"dynamics.lora_rank: got {config.lora_rank}, which needs peft ({error}); pip install peft, or set it "
-                "to 0"
+                f"dynamics.lora_rank: got {lora_rank}, which needs peft ({error}); pip install peft, or set it to 0"
             ) from error
-        transformer.add_adapter(LoraConfig(r=config.lora_rank, lora_alpha=config.lora_rank, target_modules=LORA_LAYERS))
+        transformer.add_adapter(LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules=LORA_LAYERS))
         for name, parameter in transformer.named_parameters():
             if ".lora_" in name:
                 parameter.data = parameter.data.float()

@@ -4,7 +4,7 @@
     memory = world_model.begin(world_model.encode(images, states), instruction, seeds=[0, 1])
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
 
-`world_model.env.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
+`world_model.imagination.chunk` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import nn
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from vla_rl.config import ConfigError
-from world_model.config import ObjectsConfig, PosteriorConfig, WorldModelConfig
-from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
+from world_model.config import ObjectsConfig, WorldModelConfig
+from world_model.interfaces import Autoencoder, Dynamics, PosteriorConfig, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.model.autoencoder import without_path
 from world_model.model.inverse import InverseDynamics

@@ -22,7 +22,8 @@ from world_model.trust.measure import measure
 from world_model.trust.page.page import save_trust
 from world_model.trust.report import PAGE_FILE, Provenance
 from world_model.trust.subject import OpenLoop
-from world_model.trust.types import LoggedEpisode, PolicyOutcomes, TrustData
+from world_model.trust.types import PolicyOutcomes, TrustData
+from world_model.types import LoggedEpisode
 
 PolicySuccess = tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]
 

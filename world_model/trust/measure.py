@@ -35,7 +35,8 @@ from world_model.trust.measures.open_loop import (
 from world_model.trust.measures.outcomes import policy_figures, policy_rates
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures, frechet_distance
 from world_model.trust.report import Provenance, TrustReport
-from world_model.trust.types import LoggedEpisode, TrustData, WorldModel, check_episodes, collate
+from world_model.trust.types import TrustData, WorldModel, check_episodes
+from world_model.types import LoggedEpisode, collate
 
 POLICY_FIGURES = ("pearson", "spearman", "mmrv", "policy_agreement", "policy_gap")
 _INVERSE_FIGURES = ("inverse_error_real", "inverse_error_imagined", "inverse_error_ratio")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from world_model.config import ImaginationConfig
-from world_model.env import reward
-from world_model.env.imagination import imagine_chunk
+from world_model.imagination import reward
+from world_model.imagination.chunk import imagine_chunk
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
 from world_model.trust.types import Scores

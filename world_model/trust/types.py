@@ -12,45 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from world_model.types import Actions, Frames
-
-
-@dataclass(frozen=True)
-class LoggedEpisode:
-    """One real episode of a policy, never used to fit the world model.
-
-    Attributes:
-        images: uint8 (T, V, height, width, 3), at least two frames.
-        states: float32 (T, S), in the robot's units.
-        actions: float32 (T, G, A), those that led to each frame; frame 0: zeros.
-        executed: bool (T, G), which of them were executed; frame 0: none.
-        success: bool (T,), the episode had succeeded when the frame was seen (latched).
-        instruction: what the policy was told.
-        start: name of the initial state ("pick_place/eval/12"). Episodes with the same name are resampled together.
-        objects: float32 (T, M, 4), where the objects part's slots really were; None where not recorded.
-    """
-
-    images: np.ndarray
-    states: np.ndarray
-    actions: np.ndarray
-    executed: np.ndarray
-    success: np.ndarray
-    instruction: str
-    start: str
-    objects: np.ndarray | None = None
-
-    @property
-    def num_frames(self) -> int:
-        return len(self.states)
-
-    @property
-    def num_steps(self) -> int:
-        """Control steps executed."""
-        return int(self.executed.sum())
-
-    @property
-    def succeeded(self) -> bool:
-        return bool(self.success[-1])
+from world_model.types import Actions, Frames, LoggedEpisode
 
 
 @dataclass(frozen=True)
@@ -167,44 +129,6 @@ class TrustData:
     train: Sequence[LoggedEpisode] = ()
     styles: Mapping[str, Sequence[LoggedEpisode]] = field(default_factory=dict)
     policies: Sequence[PolicyOutcomes] = ()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B logged episodes, the shorter ones padded at the end by repeating their last frame, with no action executed.
-
-    Attributes:
-        images: uint8 (B, T, V, height, width, 3). states: float32 (B, T, S).
-        actions: float32 (B, T, G, A). executed: bool (B, T, G).
-        valid: bool (B, T), False for padding. success: bool (B, T), latched.
-        instruction: B strings.
-    """
-
-    images: np.ndarray
-    states: np.ndarray
-    actions: np.ndarray
-    executed: np.ndarray
-    valid: np.ndarray
-    success: np.ndarray
-    instruction: list[str]
-
-
-def collate(episodes: Sequence[LoggedEpisode], max_frames: int | None = None) -> Batch:
-    """A padded batch of episodes, cut to their first `max_frames` frames where given."""
-    length = max(e.num_frames for e in episodes)
-    length = min(length, max_frames or length)
-    rows = [np.minimum(np.arange(length), e.num_frames - 1) for e in episodes]
-    inside = [np.arange(length) < e.num_frames for e in episodes]
-    pairs = list(zip(episodes, rows, inside, strict=True))
-    return Batch(
-        images=np.stack([e.images[r] for e, r, _ in pairs]),
-        states=np.stack([e.states[r] for e, r, _ in pairs]).astype(np.float32),
-        actions=np.stack([e.actions[r] * i[:, None, None] for e, r, i in pairs]).astype(np.float32),
-        executed=np.stack([e.executed[r] & i[:, None] for e, r, i in pairs]),
-        valid=np.stack(inside),
-        success=np.stack([e.success[r] for e, r, _ in pairs]),
-        instruction=[e.instruction for e in episodes],
-    )
 
 
 def check_episodes(episodes: Sequence[LoggedEpisode], frame_steps: int, what: str) -> None:

@@ -17,7 +17,7 @@ from vla_rl.config import ConfigError
 from vla_rl.types import EpisodeSpec, StepResult
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
-from world_model.env.reward import chunk_error
+from world_model.imagination.reward import chunk_error
 from world_model.types import Actions
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125.

@@ -16,7 +16,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 from world_model.env import action_values
-from world_model.env.value_config import WorldModelValuesConfig
+from world_model.env.action_values import WorldModelValuesConfig
 
 HORIZON = 24
 

@@ -21,13 +21,13 @@ from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
-from world_model.env.plan_config import PlanConfig
+from world_model.env.planning import PlanConfig
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measure import _signal_figures
 from world_model.trust.measures.open_loop import Noise, Replay, imagine, replay
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.subject import OpenLoop
-from world_model.trust.types import LoggedEpisode, collate
+from world_model.types import LoggedEpisode, collate
 
 SPECS = [EpisodeSpec("reach_back", "train", i) for i in range(4, 12)]  # Some will pass the goal.
 

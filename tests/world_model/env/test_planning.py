@@ -18,8 +18,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.env import planning
-from world_model.env.plan_config import PlanConfig
-from world_model.env.planning import Planner
+from world_model.env.planning import PlanConfig, Planner
 
 SPECS = [EpisodeSpec("reach", "train", i) for i in range(12)]
 

@@ -15,8 +15,9 @@ from toy import ToyInitialFrames, push, through_a_file, toy_env
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec, Observation
-from world_model.config import ImaginationConfig, PosteriorConfig
+from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
+from world_model.interfaces import PosteriorConfig
 from world_model.model.world_model import WorldModel
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "model"))

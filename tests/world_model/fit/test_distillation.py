@@ -8,10 +8,12 @@ import pytest
 from dummy_fit import KEPT, SPEC, STAGE, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError
-from world_model.config import DynamicsConfig, TransformerConfig, WanConfig
 from world_model.fit.distillation import check_distillation
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
+from world_model.interfaces import DynamicsConfig
+from world_model.model.dynamics import TransformerConfig
+from world_model.model.wan import WanConfig
 from world_model.model.world_model import load_world_model
 
 

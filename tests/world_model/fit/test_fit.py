@@ -22,12 +22,12 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from world_model.config import ImaginationConfig
-from world_model.env.reward import check_reward
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
+from world_model.imagination.reward import check_reward
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust

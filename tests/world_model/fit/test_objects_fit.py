@@ -286,7 +286,7 @@ def test_a_keyframe_has_the_objects_in_memory(either) -> None:
 def test_without_the_part_the_reward_is_refused(fitted) -> None:
     bare = load_world_model(fitted)
     bare.set_objects(None)
-    from world_model.env.reward import check_reward
+    from world_model.imagination.reward import check_reward
 
     options = make_env(fitted).config
     with pytest.raises(

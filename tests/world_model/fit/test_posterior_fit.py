@@ -13,13 +13,14 @@ from dummy_fit import ENV, KEPT, SPEC, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
-from world_model.config import TransformerConfig, WanConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit.fit import fit
 from world_model.fit.posterior import check_members, resample
 from world_model.fit.stage import updates_kept
+from world_model.model.dynamics import TransformerConfig
+from world_model.model.wan import WanConfig
 from world_model.model.world_model import load_world_model
 
 POSTERIOR = {"steps": 3, "batch_size": 5, "members": 2, "rank": 2, "optim": {"warmup_steps": 1}}

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from world_model.config import TransformerConfig
-from world_model.model.dynamics import VideoContext, VideoDynamics
+from world_model.model.dynamics import TransformerConfig, VideoContext, VideoDynamics
 from world_model.model.flow import mix, sample, sampling_levels
 from world_model.noise import NoiseStream
-from world_model.types import Actions, Clip, Frames
+from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
 SHAPE = (4, 8, 8)  # C, h, w
 STATE_DIM, ACTION_DIM, FRAME_STEPS = 8, 7, 4
@@ -34,7 +33,7 @@ def make_dynamics(views: int = 1, seed: int = 0, **options: object) -> VideoDyna
         }
     )
     mean, std = np.zeros(STATE_DIM, np.float32), np.full(STATE_DIM, 0.2, np.float32)
-    dynamics = VideoDynamics(config, SHAPE, cameras, STATE_DIM, ACTION_DIM, FRAME_STEPS, mean, std)
+    dynamics = VideoDynamics(config, DynamicsInputs(SHAPE, cameras, STATE_DIM, ACTION_DIM, FRAME_STEPS, mean, std))
     for parameter in dynamics.parameters():  # Also the layers that start at zero, so that everything has its effect.
         parameter.data += 0.05 * torch.randn(parameter.shape)
     return dynamics

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from vla_rl.config import ConfigError, validate
-from world_model.config import TransformerConfig, WanConfig, WorldModelConfig
+from world_model.config import WorldModelConfig
 from world_model.fit.config import FitConfig
 from world_model.interfaces import Dynamics
+from world_model.model.dynamics import TransformerConfig
+from world_model.model.wan import WanConfig
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
@@ -129,7 +131,7 @@ def test_its_config_and_weights_make_the_same_again(dynamics: Dynamics) -> None:
 
 
 def test_what_is_no_dynamics_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"dynamics\.kind: .* extends world_model\.config\.DynamicsConfig"):
+    with pytest.raises(ConfigError, match=r"dynamics\.kind: .* extends world_model\.interfaces\.DynamicsConfig"):
         validate(WorldModelConfig, {"dynamics": {"kind": "vla_rl.recipe.collect_config:CollectConfig"}})
     with pytest.raises(ConfigError, match=r"world_model\.model\.dynamics\.spred: unknown key .* Did you mean 'spread'"):
         validate(FitConfig, {"model": {"dynamics": {**VARIANTS["outside"], "spred": 1}}}, prefix="world_model")

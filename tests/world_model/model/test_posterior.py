@@ -12,7 +12,7 @@ from test_model import future, small_world_model
 from toy import toy_world_model
 
 from vla_rl.config import ConfigError
-from world_model.config import PosteriorConfig
+from world_model.interfaces import PosteriorConfig
 from world_model.model.dynamics import VideoContext, VideoDynamics
 from world_model.model.world_model import load_world_model
 from world_model.noise import NoiseStream

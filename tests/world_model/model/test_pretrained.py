@@ -17,7 +17,7 @@ from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measure import TrustData, measure
 from world_model.trust.subject import OpenLoop
-from world_model.trust.types import LoggedEpisode
+from world_model.types import LoggedEpisode
 
 
 @pytest.fixture(scope="module")

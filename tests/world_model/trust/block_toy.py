@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from world_model.trust.types import LoggedEpisode, Scores
-from world_model.types import Actions, Frames
+from world_model.trust.types import Scores
+from world_model.types import Actions, Frames, LoggedEpisode
 
 SIDE, BLOCK, FRAME_STEPS, NUM_FRAMES = 16, 3, 2, 7
 TARGET = np.array([11, 11])

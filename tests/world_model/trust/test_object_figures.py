@@ -10,8 +10,8 @@ import torch
 
 from world_model.trust.figures import as_text
 from world_model.trust.measures.objects import object_figures
-from world_model.trust.types import LoggedEpisode, Scores
-from world_model.types import Frames
+from world_model.trust.types import Scores
+from world_model.types import Frames, LoggedEpisode
 
 
 def episode(start: str, *path: float, poses: bool = True) -> LoggedEpisode:

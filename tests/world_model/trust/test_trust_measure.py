@@ -14,8 +14,8 @@ from block_toy import BLUE, BlockWorldModel, episodes
 from world_model.trust.config import MeasureConfig, TrustConfig
 from world_model.trust.measure import Measured, measure
 from world_model.trust.report import TrustError, TrustReport, admit
-from world_model.trust.types import LoggedEpisode, PolicyOutcomes, Scores, TrustData
-from world_model.types import Actions, Frames
+from world_model.trust.types import PolicyOutcomes, Scores, TrustData
+from world_model.types import Actions, Frames, LoggedEpisode
 
 QUICK = MeasureConfig(inverse_updates=0)
 HELD_OUT = episodes(80)

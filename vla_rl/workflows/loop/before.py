@@ -11,14 +11,15 @@ from vla_rl.recipe.checks import LOOP, check
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
 from vla_rl.workflows.recipe_parts import world_model_section
-from world_model.env.branches import check_depth
+from world_model.imagination.reward import check_depth
 from world_model.metadata import read_metadata, resolve_path
 from world_model.model.lacking import FEW_MEMBERS
 
 if TYPE_CHECKING:
-    from world_model.config import DynamicsConfig, WorldModelConfig
+    from world_model.config import WorldModelConfig
     from world_model.env.config import WorldModelEnvConfig
     from world_model.fit.config import FitConfig
+    from world_model.interfaces import DynamicsConfig
     from world_model.metadata import WorldModelMetadata
 
 

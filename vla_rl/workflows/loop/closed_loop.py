@@ -146,7 +146,7 @@ def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     Raises:
         TrustError: it does.
     """
-    from world_model.env.reward import branch_steps, check_reward
+    from world_model.imagination.reward import branch_steps, check_reward
     from world_model.model.world_model import load_world_model
 
     imagination, fitted = recipe.env.imagination, load_world_model(world_model)  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from vla_rl.training.config import OptimConfig, TrainerConfig
 from vla_rl.training.trainer import Trainer
 from world_model.model.inverse import InverseDynamics, mean_actions
-from world_model.trust.types import LoggedEpisode, WorldModel, collate
-from world_model.types import Actions, Frames
+from world_model.trust.types import WorldModel
+from world_model.types import Actions, Frames, LoggedEpisode, collate
 
 _ENCODE_EPISODES = 16
 

@@ -15,8 +15,8 @@ from vla_rl.evaluation.bootstrap import ratio_interval
 from vla_rl.evaluation.figure import Figure, figure
 from world_model.trust.figures import MAX_OBJECT_FRAMES
 from world_model.trust.measures.open_loop import Noise, imagine
-from world_model.trust.types import KnowsObjects, LoggedEpisode, WorldModel, collate
-from world_model.types import Actions
+from world_model.trust.types import KnowsObjects, WorldModel
+from world_model.types import Actions, LoggedEpisode, collate
 
 MOVED = 0.01  # Meters: what has moved less by a frame tells nothing of the dynamics, and is left out there.
 

@@ -15,8 +15,8 @@ import torch
 from world_model.trust.measures.actions import ActionReader, other_actions
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, psnr, ssim
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures
-from world_model.trust.types import Batch, LoggedEpisode, Scores, WorldModel, collate
-from world_model.types import Actions, Frames
+from world_model.trust.types import Scores, WorldModel
+from world_model.types import Actions, Batch, Frames, LoggedEpisode, collate
 
 # Frames of a clip whose features make the Fréchet video distance; shorter episodes are held at their end.
 _VIDEO_FRAMES = 16

@@ -39,8 +39,7 @@ def measure(sheet: Sheet) -> None:
 
 
 def _speed(sheet: Sheet, name: str, pixels: int, batch: int) -> None:
-    from world_model.config import WanConfig
-    from world_model.model.wan import WanDynamics
+    from world_model.model.wan import WanConfig, WanDynamics
     from world_model.noise import NoiseStream
     from world_model.types import Actions, Frames
 

@@ -15,7 +15,7 @@ from vla_rl.config import ConfigError
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
-from world_model.env.reward import branch_steps
+from world_model.imagination.reward import branch_steps
 from world_model.model.world_model import WorldModel
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125, and takes 24 steps; reach_back starts 4 further, 16 steps.

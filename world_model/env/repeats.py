@@ -1,4 +1,4 @@
-"""Which of the episodes that begin alike an episode is, by which a world model imagines each otherwise."""
+"""Repeat numbers of episodes that begin at the same initial state: which noise each is imagined with."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from vla_rl.types import EpisodeSpec
 
 
-class Places:
-    """Counts the episodes that have begun, by where.
+class RepeatCounter:
+    """Counts the episodes that have begun at each initial state.
 
     Args:
-        all_alike: those that begin alike are imagined alike: each is the first.
+        same_noise: every repeat has the noise of the first.
     """
 
-    def __init__(self, all_alike: bool) -> None:
-        self._all_alike, self._begun = all_alike, Counter[str]()
+    def __init__(self, same_noise: bool) -> None:
+        self._same_noise, self._begun = same_noise, Counter[str]()
 
-    def of(self, spec: EpisodeSpec) -> int:
-        """The place of an episode that begins now."""
-        if self._all_alike:
+    def next(self, spec: EpisodeSpec) -> int:
+        """The repeat number, from 0, of an episode that begins now."""
+        if self._same_noise:
             return 0
         if spec.place is not None:
             return spec.place
@@ -33,7 +33,7 @@ class Places:
 
     def deal(self, specs: Sequence[EpisodeSpec], size: int) -> list[EpisodeSpec]:
         """See `ImaginedEnv.deal`."""
-        if self._all_alike:
+        if self._same_noise:
             return list(specs)
         dealt = []
         for spec in specs:
@@ -52,7 +52,7 @@ class Places:
 
 
 def start_name(spec: EpisodeSpec) -> str:
-    """Of where an episode begins."""
+    """A name for the initial state or keyframe at which an episode begins."""
     name = f"{spec.task}/{spec.split}/{spec.index}"
     if spec.keyframe is None:
         return name

@@ -12,7 +12,7 @@ from toy import GAIN, GOAL, METADATA, ToyInitialFrames, push, toy_env, toy_world
 from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
-from world_model.env.imagination import ImaginedChunk, imagine_chunk
+from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
 from world_model.noise import NoiseStream

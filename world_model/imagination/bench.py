@@ -1,6 +1,6 @@
 """Speed of imagination: frames per second, as it is and with the dynamics compiled, in turns.
 
-    vla-rl bench imagination               (or: python -m world_model.bench --help)
+    vla-rl bench imagination               (or: python -m world_model.imagination.bench --help)
 
 A frame is imagined, remembered, judged by both heads and decoded for each episode, as a step of the environment does
 with chunks of one frame. Times are of the processor where there is no GPU, so that other processes count less.
