@@ -44,7 +44,7 @@ LIMITS = {
     "files": Limit(610, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
-    "option entries": Limit(1_074, 850),
+    "option entries": Limit(1_072, 850),
     "commands": Limit(55, 40),
     "two-way rooms of vla_rl": Limit(17, 4),
     "two-way rooms of sim": Limit(0, 2),

@@ -118,9 +118,7 @@ class RobotContract(FiniteConfig):
             TransportError: it cannot be reached.
         """
         transport = self.transport
-        if isinstance(transport, Ros1Config | RclpyConfig):
-            transport = transport.model_copy(update={"node": f"{transport.node}_{role}"})
-        return transport.open()
+        return transport.open(role) if isinstance(transport, Ros1Config | RclpyConfig) else transport.open()
 
     @property
     def action_dim(self) -> int:

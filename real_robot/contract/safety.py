@@ -157,8 +157,18 @@ class ChecksConfig(FiniteConfig):
     )
     pose_jump: float = Field(default=0.1, ge=0, description="Meters that are allowed beside, for the end effector.")
     following_lag: float = Field(
-        default=0.3, ge=0, description="Seconds that a joint may follow its set-points late; see max_following_error."
+        default=0.3,
+        ge=0,
+        description="Seconds that a joint may follow its set-points late (max_following_error), or the end "
+        "effector its velocities (motion_tolerance).",
     )
+    motion_tolerance: float = Field(
+        default=1.6,
+        ge=0,
+        description="Velocity commands with a workspace: how many times more, or less, the end effector may move than "
+        "the sent velocities lead, less following_lag; 0: not checked.",
+    )
+    motion_margin: float = Field(default=0.01, gt=0, description="Meters that are allowed beside, for noise.")
     frozen_after: float = Field(
         default=1.0,
         ge=0,

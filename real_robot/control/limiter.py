@@ -333,16 +333,19 @@ class WorkspaceGuard:
                 return f"the end effector left the workspace ({axis})"
         return None
 
-    def room(self, observation: RobotObservation) -> Room | None:
-        """Velocities that keep the end effector in its box: measured position, and where it may be by now."""
+    def room(self, observation: RobotObservation, gain: float, delay: float) -> Room | None:
+        """Velocities that keep the end effector in its box: measured position, and where it may be by now.
+
+        `gain`, `delay`: how many times as far as it is told it may go, and how many seconds later.
+        """
         box, dims = self._box, self._dimensions
         if box is None or box.commands is None or dims[box.commands[0]].kind != "velocity":
             return None
         none = np.full(len(dims), np.inf)
         room = Room(-none, none.copy(), -none, none.copy())
-        way = self.moved_since(observation.stamp)
+        way = self.moved_since(observation.stamp - delay)
         for axis, number in enumerate(box.commands):
-            limits, unit = dims[number], box.meters_per_unit
+            limits, unit = dims[number], box.meters_per_unit * gain
             here = float(observation.state[box.state[axis]])
             there = here + way[number] * unit
             acceleration = limits.max_acceleration or math.inf

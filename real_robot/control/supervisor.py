@@ -20,6 +20,7 @@ import numpy as np
 from real_robot.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.contract.safety import DimensionLimits, SafetyConfig, Workspace
 from real_robot.control.limiter import Limiter, WorkspaceGuard
+from real_robot.control.motion import VelocityFollowing
 from real_robot.control.plausibility import CommandReader, plausibility_checks
 from real_robot.types import Command, Deadman, RobotObservation
 
@@ -97,7 +98,9 @@ class Supervisor:
         why_stale: Callable[[], str] = lambda: "",
     ) -> None:
         self.config, self._why_stale = config, why_stale
-        self._motion_checks, self._state_checks = tuple(motion_checks), (*plausibility_checks(config), *state_checks)
+        self._following = VelocityFollowing(config)
+        plausible = *plausibility_checks(config), self._following
+        self._motion_checks, self._state_checks = tuple(motion_checks), (*plausible, *state_checks)
         self._refusal: tuple[str, str] | None = None  # (check, why) it brakes, until it stands
         self._trouble: tuple[str, str] | None = None  # (check, what) is wrong with the newest observation
         self._patience = Patience(config.checks.stop_after)
@@ -223,6 +226,7 @@ class Supervisor:
                 hold = hold or self._refusal
                 limited |= acted
                 self._workspace.remember(self._limiter.values, now)
+                self._following.remember(self._limiter.values, now)
             if hold is None and command is not None and rule is None:
                 self._reader.note_followed()
             if self._state.mode != STOPPED:
@@ -312,7 +316,9 @@ class Supervisor:
     def _move(self, target: np.ndarray | None, dt: float) -> tuple[np.ndarray, set[str]]:
         """What to send now, and the limits that acted. A motion that a check refuses becomes a braking one."""
         before = self._limiter.snapshot()
-        room = self._workspace.room(self._observation) if self._observation is not None else None
+        room, robot = None, self._following
+        if self._observation is not None:
+            room = self._workspace.room(self._observation, robot.gain, robot.delay)
         allowed, acted = self._limiter.move(target, dt, room)
         if target is None or self._observation is None:
             return allowed, acted

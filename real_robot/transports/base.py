@@ -165,4 +165,4 @@ class GraphConnection:
 
 def node_name(role: str) -> str:
     """A name that no other process' node has: what it is, its machine, its number there."""
-    return re.sub(r"\W", "_", f"{role}_{socket.gethostname()}_{os.getpid()}")
+    return re.sub(r"\W", "_", f"vla_rl_{role}_{socket.gethostname()}_{os.getpid()}")

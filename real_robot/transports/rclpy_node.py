@@ -43,17 +43,12 @@ class RclpyConfig(TransportConfig):
     """ROS 2 through rclpy: needs ROS 2 installed and sourced, with a Python that is ours."""
 
     kind: Literal["rclpy"] = "rclpy"
-    node: str = Field(
-        default="vla_rl_bridge",
-        description="Node name; role, machine and process are added.",
-        pattern=r"^[A-Za-z][A-Za-z0-9_]*$",
-    )
     domain: int | None = Field(
         default=None, ge=0, le=232, description="ROS_DOMAIN_ID; null takes it from the environment."
     )
 
-    def open(self) -> Transport:
-        """Connect; see `RclpyTransport`."""
+    def open(self, role: str = "client") -> Transport:
+        """Connect as a node that is named after what it does; see `RclpyTransport`."""
         try:
             importlib.import_module("rclpy")
         except ImportError as error:
@@ -61,7 +56,7 @@ class RclpyConfig(TransportConfig):
                 f"transport rclpy: {error}. Source a ROS 2 whose Python is this one (docs/ros.md); the transport ros2 "
                 "needs none"
             ) from error
-        return RclpyTransport(self)
+        return RclpyTransport(self, role)
 
 
 class RclpyTransport(GraphConnection):
@@ -71,7 +66,7 @@ class RclpyTransport(GraphConnection):
         TransportError: the node cannot be made.
     """
 
-    def __init__(self, config: RclpyConfig) -> None:
+    def __init__(self, config: RclpyConfig, role: str) -> None:
         domain = os.environ.get("ROS_DOMAIN_ID", "0") if config.domain is None else config.domain
         super().__init__(f"dds {domain}")
         import rclpy
@@ -84,9 +79,9 @@ class RclpyTransport(GraphConnection):
         try:
             if self._began:
                 rclpy.init(domain_id=config.domain, signal_handler_options=SignalHandlerOptions.NO)
-            self.node = rclpy.create_node(node_name(config.node))
+            self.node = rclpy.create_node(node_name(role))
         except Exception as error:  # rclpy raises errors of its C libraries
-            raise TransportError(f"rclpy: the node {config.node!r} cannot be made: {error}") from error
+            raise TransportError(f"rclpy: the node cannot be made: {error}") from error
         self._publishers: dict[str, Any] = {}
         self._closed = False
         self._executor = MultiThreadedExecutor(num_threads=THREADS)

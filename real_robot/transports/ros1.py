@@ -45,11 +45,10 @@ class Ros1Config(TransportConfig):
     host: str = Field(
         default="", description="ROS_IP, this machine's address for the others; empty takes it from the environment."
     )
-    node: str = Field(default="vla_rl", description="Node name; role, machine and process are added.")
 
-    def open(self) -> Transport:
-        """Connect; see `Ros1Transport`."""
-        return Ros1Transport(self)
+    def open(self, role: str = "client") -> Transport:
+        """Connect as a node that is named after what it does; see `Ros1Transport`."""
+        return Ros1Transport(self, role)
 
 
 class Ros1Transport(GraphConnection):
@@ -67,7 +66,7 @@ class Ros1Transport(GraphConnection):
     _used = False
     discovery = 1.0  # the master knows all
 
-    def __init__(self, config: Ros1Config) -> None:
+    def __init__(self, config: Ros1Config, role: str) -> None:
         enable()
         if config.master:
             os.environ["ROS_MASTER_URI"] = config.master
@@ -86,7 +85,7 @@ class Ros1Transport(GraphConnection):
         Ros1Transport._used = True
         import rospy
 
-        rospy.init_node(node_name(config.node), disable_signals=True)
+        rospy.init_node(node_name(role), disable_signals=True)
         self._rospy = rospy
         self._fault: str | None = None
         self._subscriptions: list[tuple[str, type[Message], QosConfig, Handler]] = []

@@ -112,7 +112,7 @@ class WatchBench:
     def __init__(
         self, folder: Path, port: int, stack: ExitStack, *overrides: str, scorer: Any = None, asynchronous: bool = False
     ) -> None:
-        contract = load_contract("sim_robot", [*PATIENT, *overrides])
+        contract = load_contract("sim_robot", [*PATIENT, "safety.workspace.high=[0.4, 0.3, 0.34]", *overrides])
         transport = MemoryTransport()
         self.robot = PointRobot(transport)
         robot = TopicRobot(contract, transport, "go forward")

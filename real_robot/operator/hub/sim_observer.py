@@ -123,7 +123,7 @@ def _look(master: str) -> None:
         assert isinstance(message, String)
         show("episode", json.loads(message.data))
 
-    transport = Ros1Config(master=master, host="127.0.0.1", node="scripted_person").open()
+    transport = Ros1Config(master=master, host="127.0.0.1").open("scripted_person")
     start = transport.advertise("/episode/start", String, QosConfig(depth=10))
     transport.subscribe("/episode/state", String, LATCHED, on_episode)
     transport.subscribe("/expert/command", Float64MultiArray, QosConfig(), on_expert)

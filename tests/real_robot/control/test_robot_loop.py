@@ -37,12 +37,12 @@ class Script:
 
 
 class Bench:
-    """A robot that is where it is told, ticked by hand."""
+    """A robot that stands, whatever it is told, ticked by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *overrides: str, chunk: Callable | None = None) -> None:
         self.now, self.jump = 1000.0, 0.0
         monkeypatch.setattr(time, "monotonic", self.clock)
-        self.contract: RobotContract = load_contract("sim_robot", overrides)
+        self.contract: RobotContract = load_contract("sim_robot", ("safety.checks.motion_tolerance=0", *overrides))
         self.transport = MemoryTransport()
         self.robot = TopicRobot(self.contract, self.transport, "push", clock=self.clock, wall=self.wall)
         self.script = Script()

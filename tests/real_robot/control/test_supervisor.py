@@ -329,7 +329,7 @@ def box(**options: Any) -> dict[str, Any]:
 
 def test_velocities_slow_down_before_the_workspace_ends_and_only_lead_back() -> None:
     dims = [{**TWIST, "name": n} for n in "xyz"]
-    bench = Bench(*dims, workspace=box(commands=[0, 1, 2]))
+    bench = Bench(*dims, workspace=box(commands=[0, 1, 2]), checks={"motion_tolerance": 0})
     for _ in range(200):
         bench.state[:3] += np.array(bench.sent(0.2, 0.0, -0.2), np.float32) * TICK
     assert bench.state[0] == pytest.approx(0.3, abs=0.01) and bench.state[0] <= 0.3
@@ -341,7 +341,8 @@ def test_velocities_slow_down_before_the_workspace_ends_and_only_lead_back() -> 
 
 
 def test_late_observations_count_the_way_since() -> None:
-    bench = Bench(*[{**TWIST, "name": n, "max_acceleration": None} for n in "xyz"], workspace=box(commands=[0, 1, 2]))
+    dims = [{**TWIST, "name": n, "max_acceleration": None} for n in "xyz"]
+    bench = Bench(*dims, workspace=box(commands=[0, 1, 2]), checks={"motion_tolerance": 0})
     bench.state[0] = 0.285
     assert bench.sent(0.2, 0.0, 0.0)[0] == pytest.approx(0.2)
     sent = [bench.sent(0.2, 0.0, 0.0, blind=True)[0] for _ in range(3)]
@@ -349,7 +350,8 @@ def test_late_observations_count_the_way_since() -> None:
 
 
 def test_a_clock_that_goes_backwards_forgets_the_way_that_was_sent() -> None:
-    bench = Bench(*[{**TWIST, "name": n, "max_acceleration": None} for n in "xyz"], workspace=box(commands=[0, 1, 2]))
+    dims = [{**TWIST, "name": n, "max_acceleration": None} for n in "xyz"]
+    bench = Bench(*dims, workspace=box(commands=[0, 1, 2]), checks={"motion_tolerance": 0})
     for _ in range(40):
         bench.tick(0.2, 0.0, 0.0)  # 0.4 m in all, as far as one knows
     bench.now -= 10

@@ -99,7 +99,7 @@ def test_parameters_become_deploys_options(node: Any, tmp_path: Path) -> None:
     assert options.console.port == 9000 and options.console.token == "a-long-enough-token"
     assert options.record == Path("data/round1") and options.detector is None and options.token_file is None
     contract = load_contract(options.robot, options.overrides)
-    assert contract.transport == RclpyConfig(node="vla_rl_bridge") and contract.rate == 25
+    assert contract.transport == RclpyConfig() and contract.rate == 25
     with pytest.raises(ConfigError, match="which contract"):
         node.options_of(node.PARAMETERS)
 

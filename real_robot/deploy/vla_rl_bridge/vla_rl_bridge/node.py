@@ -59,7 +59,7 @@ def options_of(parameters: Mapping[str, Any]) -> DeployOptions:
 
     return DeployOptions(
         robot=parameters["robot"],
-        overrides=(f"transport={{kind: rclpy, node: {NODE}}}", *filter(None, parameters["overrides"])),
+        overrides=("transport={kind: rclpy}", *filter(None, parameters["overrides"])),
         server=parameters["server"],
         instruction=parameters["instruction"],
         console=validate(ConsoleConfig, console, prefix="console"),
