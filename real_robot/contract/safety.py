@@ -174,6 +174,11 @@ class ChecksConfig(FiniteConfig):
         ge=0,
         description="Seconds of the very same pixels, while the robot is measured to move; 0: not checked.",
     )
+    stop_when_cut: bool = Field(
+        default=False,
+        description="Stop, not only say so, where more than a quarter of the commands of 2 s were cut by low and high, "
+        "max_velocity or max_step.",
+    )
     black_below: float = Field(
         default=5.0, ge=0, le=255, description="Mean brightness below which a camera is black; 0: not checked."
     )

@@ -77,6 +77,43 @@ class CommandReader:
         return values, None
 
 
+class CutShare:
+    """How many of the last commands were cut by a limit: a policy whose unit is another is cut at nearly each tick."""
+
+    SHARE, SECONDS = 0.25, 2.0
+    LIMITS = frozenset(("bounds", "velocity", "step"))  # that a policy which knows its robot seldom meets
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._cuts: deque[bool] = deque(maxlen=math.ceil(self.SECONDS * config.control_hz))
+        self._dimensions, self._is_told = config.dimensions, False
+
+    def restart(self) -> None:
+        self._cuts.clear()
+        self._is_told = False
+
+    def note(self, requested: np.ndarray, allowed: np.ndarray, limited: set[str]) -> str | None:
+        """A command that was followed, (A,), and what the limits made of it. Returns, once, that too many were cut."""
+        self._cuts.append(bool(limited & self.LIMITS))
+        share = sum(self._cuts) / len(self._cuts)
+        if len(self._cuts) < (self._cuts.maxlen or 0) or share <= self.SHARE:
+            self._is_told = self._is_told and share > self.SHARE / 2
+            return None
+        if self._is_told or not self._cuts[-1]:
+            return None
+        self._is_told = True
+        i = int(
+            np.argmax(
+                [abs(a - b) / (d.high - d.low) for a, b, d in zip(requested, allowed, self._dimensions, strict=True)]
+            )
+        )
+        limits = self._dimensions[i]
+        return (
+            f"{share:.0%} of the commands of the last {self.SECONDS:g} s were cut: {limits.name} was asked for "
+            f"{requested[i]:.4g} and sent {allowed[i]:.4g} (limits {limits.low:g} to {limits.high:g}). Does the policy "
+            "know this robot, and its units?"
+        )
+
+
 def plausibility_checks(config: SafetyConfig) -> list[StateCheck]:
     """The checks of what the robot reports, as the limits say."""
     checks: list[StateCheck] = [

@@ -21,7 +21,7 @@ from real_robot.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.contract.safety import DimensionLimits, SafetyConfig, Workspace
 from real_robot.control.limiter import Limiter, WorkspaceGuard
 from real_robot.control.motion import VelocityFollowing
-from real_robot.control.plausibility import CommandReader, plausibility_checks
+from real_robot.control.plausibility import CommandReader, CutShare, plausibility_checks
 from real_robot.types import Command, Deadman, RobotObservation
 
 __all__ = [
@@ -66,7 +66,7 @@ class SafetyEvent:
 
     Attributes:
         stamp: seconds on the supervisor's clock.
-        kind: state (mode or reason changed), observation (one was refused), reset.
+        kind: state (mode or reason changed), observation (one was refused), reset, limits (many commands are cut).
         text: what happened.
     """
 
@@ -98,7 +98,7 @@ class Supervisor:
         why_stale: Callable[[], str] = lambda: "",
     ) -> None:
         self.config, self._why_stale = config, why_stale
-        self._following = VelocityFollowing(config)
+        self._following, self._cuts = VelocityFollowing(config), CutShare(config)
         plausible = *plausibility_checks(config), self._following
         self._motion_checks, self._state_checks = tuple(motion_checks), (*plausible, *state_checks)
         self._refusal: tuple[str, str] | None = None  # (check, why) it brakes, until it stands
@@ -229,6 +229,8 @@ class Supervisor:
                 self._following.remember(self._limiter.values, now)
             if hold is None and command is not None and rule is None:
                 self._reader.note_followed()
+                if requested is not None and allowed is not None:
+                    self._note_cuts(self._cuts.note(requested, allowed, limited), now)
             if self._state.mode != STOPPED:
                 self._enter(State(HOLDING, hold[1]) if hold else State(RUNNING, ""), now)
             limited |= {hold[0]} if hold else set()
@@ -239,6 +241,12 @@ class Supervisor:
             sent = SentCommand(values, requested, tuple(sorted(limited)), self._state.mode, allowed)
         self._deliver()
         return sent
+
+    def _note_cuts(self, text: str | None, now: float) -> None:
+        if text is not None and self.config.checks.stop_when_cut:
+            self._enter(State(STOPPED, text), now)
+        elif text is not None:
+            self._tell("limits", text, now)
 
     def _advance(self, now: float) -> float:
         """Seconds that motion may use at this tick, at most the tick's length."""
@@ -346,6 +354,7 @@ class Supervisor:
     def _forget(self) -> None:
         self._trouble = None
         self._patience.forget()
+        self._cuts.restart()
         for check in self._state_checks:
             check.restart()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from real_robot.client_package.vla_rl_client import PolicyClientError
 from real_robot.contract.contract import RobotContract
@@ -121,9 +125,49 @@ def check_fit(contract: RobotContract, metadata: dict) -> None:
             f"the policy's actions are {', '.join(names)} (vla-rl serve --action-names), {contract.name}'s contract "
             f"has them in another order: {', '.join(contract.action_names)}; change `indices` and safety.dimensions"
         )
+    _check_units(contract, metadata.get("action_range"))
     if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
         raise PolicyClientError(
             f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "
             "from actions under way (SmolVLA, pi0 and pi0.5 can, served at temperature 0); leave it out, or set it to "
             "false"
         )
+
+
+UNITS = {math.degrees(1): ("degrees", "radians"), 100.0: ("centimeters", "meters"), 1000.0: ("millimeters", "meters")}
+TOO_FAR, TOO_NEAR = 3.0, 1 / 20  # of the policy's numbers against the limits: in any of them; in all
+
+
+def _check_units(contract: RobotContract, action_range: Any) -> None:
+    """
+    Raises:
+        PolicyClientError: the actions that the policy has learned from go far beyond a limit, or nowhere near any.
+    """
+    try:
+        low, high = np.asarray(action_range, np.float64)
+    except (TypeError, ValueError):  # a server that tells none
+        return
+    limits = contract.safety.dimensions
+    if low.shape != (len(limits),) or not np.isfinite([low, high]).all():
+        return
+    told, most = np.maximum(-low, high), np.array([max(-d.low, d.high) for d in limits])
+    used = np.flatnonzero(high > low)  # a gripper that passes as it is says nothing of units
+    if not len(used):
+        return
+    ratio = np.abs(told[used]) / most[used]
+    worst = int(ratio.argmax())
+    if TOO_NEAR <= ratio[worst] <= TOO_FAR:
+        return
+    i, factor = int(used[worst]), max(ratio[worst], 1 / ratio[worst]) if ratio[worst] else math.inf
+    unit = min(UNITS, key=lambda unit: abs(math.log(unit / factor)))
+    theirs, ours = UNITS[unit] if ratio[worst] > 1 else UNITS[unit][::-1]
+    guess = (
+        f"it looks like {theirs}, the contract's like {ours}"
+        if 0.3 < unit / factor < 3.3
+        else "is it another unit, or another robot"
+    )
+    raise PolicyClientError(
+        f"{limits[i].name}: the actions that the policy has learned from go from {low[i]:.3g} to {high[i]:.3g}, "
+        f"{contract.name}'s limits from {limits[i].low:.3g} to {limits[i].high:.3g}: {guess}. Set `convert` of its "
+        "action, or limits that fit the policy"
+    )

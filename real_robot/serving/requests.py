@@ -53,6 +53,7 @@ class PolicyFacts:
         policy_hash: SHA-256 of the checkpoint, the one that evaluations and failure detectors record; "": not known.
         default_prompt: instruction of requests that hold none; None: they are refused.
         camera_keys: (camera, key) pairs: that camera's picture is read from that key alone.
+        action_range: (lowest, highest), of A numbers each, of the actions that it has learned from; None: not known.
     """
 
     checkpoint: str
@@ -70,6 +71,7 @@ class PolicyFacts:
     policy_hash: str = ""
     default_prompt: str | None = None
     camera_keys: tuple[tuple[str, str], ...] = ()
+    action_range: tuple[list[float], list[float]] | None = None
 
     @property
     def identity(self) -> PolicyIdentity:
@@ -92,6 +94,7 @@ class PolicyFacts:
             "action_dim": self.action_dim,
             "action_names": None if self.action_names is None else list(self.action_names),
             "control_hz": self.control_hz,
+            "action_range": None if self.action_range is None else list(self.action_range),
             "default_prompt": self.default_prompt,
             "embedding": self.can_embed,
             "real_time_chunking": self.can_continue,

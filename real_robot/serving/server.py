@@ -30,6 +30,7 @@ from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, brac
 from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
 from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError
+from vla_rl.data.statistics import action_range
 from vla_rl.interfaces import ContinuingPolicy
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, c
             raise ConfigError(f"camera_keys: no camera {camera!r}; this policy has {', '.join(policy.cameras)}")
         if not key.startswith(("images/", PREFIX)):
             raise ConfigError(f"camera_keys: {camera}: expected a key images/NAME or {PREFIX}NAME, got {key!r}")
+    bounds = action_range(policy.norm_stats)
     return PolicyFacts(
         checkpoint=checkpoint,
         version=f"{name} {policy_hash[:12]}",
@@ -316,6 +318,7 @@ def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, c
         policy_hash=policy_hash,
         default_prompt=config.default_prompt,
         camera_keys=tuple(config.camera_keys.items()),
+        action_range=None if bounds is None else (bounds[0].tolist(), bounds[1].tolist()),
     )
 
 

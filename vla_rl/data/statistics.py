@@ -39,7 +39,7 @@ def unlike(known: Any, parts: Sequence[EpisodeDataset]) -> str:
     Args:
         known: a policy's `norm_stats`, in the form of one of ours; any other is not compared.
     """
-    bounds = _range(known)
+    bounds = action_range(known)
     actions = np.concatenate([part.actions[part.rows] for part in parts])
     if bounds is None or bounds.shape[1:] != actions.shape[1:]:
         return ""
@@ -57,7 +57,7 @@ def unlike(known: Any, parts: Sequence[EpisodeDataset]) -> str:
     return f"the actions to learn from are {found}; those of the policy's statistics {expected}"
 
 
-def _range(known: Any) -> np.ndarray | None:
+def action_range(known: Any) -> np.ndarray | None:
     """float64 (2, A), from where to where a policy's statistics say that actions are; equal where they are not used."""
     known = getattr(known, "action", known)
     names = ("q01", "q99", "min", "max", "mean", "std", "mask")

@@ -368,6 +368,22 @@ def test_leaving_the_workspace_under_joint_commands_is_a_stop() -> None:
     assert bench.tick(0.1).mode == "stopped" and "left the workspace (y)" in bench.supervisor.state.reason
 
 
+@pytest.mark.parametrize("stops", [False, True], ids=["is told", "stops"])
+def test_a_policy_whose_commands_are_mostly_cut(stops: bool) -> None:
+    bench = Bench(JOINT, {**JOINT, "name": "k", "state": 1}, checks={"stop_when_cut": stops})
+    for k in range(60):
+        bench.tick(0.1, 57.3 if k % 3 == 0 else 0.2)
+    texts = [event.text for event in bench.events if "of the last 2 s were cut" in event.text]
+    assert len(texts) == 1 and re.match(
+        r"(stopped: )?\d+% .* k was asked for 57.3 and sent .* \(limits -1 to 1\)", texts[0]
+    )
+    assert bench.mode == ("stopped" if stops else "running")
+    bench = Bench(JOINT, checks={"stop_when_cut": stops})
+    for k in range(200):
+        bench.tick(57.3 if k % 5 == 0 else 0.0)
+    assert bench.mode == "running" and not [event for event in bench.events if "cut" in event.text], "a fifth is few"
+
+
 def test_a_log_that_fails_stops_the_robot_and_not_the_supervisor() -> None:
     def log(_: SafetyEvent) -> None:
         raise OSError("disk full")
