@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import rich
 from pydantic import Field, field_validator
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
@@ -27,10 +29,6 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, summarize_seeds
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.workflows.jobs import FINAL, Cluster, job, run_jobs
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 ARMS = ("none", "shuffled_rewards", "continue_bc")
 LABELS = {
@@ -83,8 +81,6 @@ class Ablation(Config):
 
     def table(self) -> Table:
         """For the console."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
 
         table = Table(title=f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each", box=SIMPLE_HEAD)
         for name in ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed"):

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.distributed.process_group import current
 from vla_rl.recipe.checks import SFT, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.training.sft import train_bc
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 
@@ -18,10 +22,6 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ConfigError: the recipe has no sft section.
         DatasetError: a dataset is not there.
     """
-    from vla_rl.distributed.process_group import current
-    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
-    from vla_rl.training.metrics import MetricLogger, SilentLogger
-    from vla_rl.training.sft import train_bc
 
     check(recipe, SFT)
     spec = env_spec(recipe)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_rl.config import ConfigError
+from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, policy_version
-
-if TYPE_CHECKING:
-    from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset, left_out
 
 
 def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
-    from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset, left_out
 
     if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(

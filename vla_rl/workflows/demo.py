@@ -17,6 +17,9 @@ from vla_rl.recipe.checks import FIT, LOOP, PLAN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.ablate import LABELS
+from vla_rl.workflows.clone import clone
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.jobs import BASE
 from vla_rl.workflows.loop.closed_loop import loop
 from vla_rl.workflows.loop.controls import evaluations
@@ -94,7 +97,6 @@ def _show(recipe: LoopRecipe, done: Round) -> None:
 
 def make_base_policy(root: Path = Path("runs")) -> Path:
     """Collect demonstrations and clone them, clean ones first, then sloppy ones; goes on where it was stopped."""
-    from vla_rl.workflows.clone import clone
 
     policy = Path()
     for name in BASE_RECIPES:
@@ -110,7 +112,6 @@ def make_base_policy(root: Path = Path("runs")) -> Path:
 
 def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
     """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
-    from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
     recipe = check(load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"]), FIT)
     run = RunFolder(root / recipe.name)
@@ -118,7 +119,6 @@ def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
 
 
 def _collect(recipe: Recipe) -> None:
-    from vla_rl.workflows.collect import collect
 
     assert recipe.collect is not None, "the base policy's recipes say what to collect"
     if not Path(recipe.collect.dataset).is_dir():

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current, resolve_device
+from vla_rl.evaluation.evaluate import build_env
+from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.report import write_report
+from vla_rl.training.metrics import WandbRun
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.results import Evaluation
-    from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig
 
 
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
@@ -28,9 +32,6 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     With `log.wandb` it is shown there too, the folder as a run. Several processes share the episodes; the first one
     writes, before anything is filmed, and each makes its videos.
     """
-    from vla_rl.evaluation.evaluate import evaluate as run_evaluation
-    from vla_rl.report.report import write_report
-    from vla_rl.training.metrics import WandbRun
 
     check(recipe, EVAL)
     run = RunFolder(folder)
@@ -111,11 +112,6 @@ def base_and_final(path: Path) -> tuple[Path, Path]:
 
 def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:
     """Run two saved policies in the recipe's environment until the difference is clear."""
-    from rich.console import Console
-
-    from vla_rl.evaluation.evaluate import build_env
-    from vla_rl.evaluation.sequential_compare import compare_sequential
-    from vla_rl.policies.load import load_policy
 
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from real_robot.failure.config import EpisodesConfig, FailureConfig
+from real_robot.failure.detector import fit
+from real_robot.failure.measure import FailureReport, detectors_in, evaluate
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.config import ConfigError
+from vla_rl.common.progress import episode_progress
+from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
+from vla_rl.data.source import LeRobotSource
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
+from vla_rl.interfaces import Policy
+from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.runs import FailureRecipe
-
-if TYPE_CHECKING:
-    from real_robot.failure.config import EpisodesConfig, FailureConfig
-    from real_robot.failure.measure import FailureReport
-    from vla_rl.interfaces import Policy
+from vla_rl.rollout.runner import derived_seed, evaluation_mode
+from vla_rl.workflows.recipe_parts import build_policy
 
 EMBEDDED = "embeddings"
 FINGERPRINTS = "fingerprints"  # in the note beside them: of the datasets
@@ -34,7 +39,6 @@ def fit_failure(
     Raises:
         ConfigError: the recipe has no failure section, or its policy is no checkpoint.
     """
-    from real_robot.failure.detector import fit
 
     section, path = _section(recipe), _policy_path(recipe)
     store = (episodes_of or folder) / EMBEDDED
@@ -51,7 +55,6 @@ def evaluate_failure(
     Returns:
         the report and the page's path.
     """
-    from real_robot.failure.measure import detectors_in, evaluate
 
     section = _section(recipe)
     detectors_in(folder)  # Refuses a folder without any, before episodes are run.
@@ -68,10 +71,7 @@ def embedded(
     Raises:
         ConfigError: `folder` holds episodes of another policy or from other sources.
     """
-    from vla_rl.config import dump_yaml
     from vla_rl.evaluation.evaluate import policy_hash
-    from vla_rl.rollout.runner import evaluation_mode
-    from vla_rl.workflows.recipe_parts import build_policy
 
     wanted = policy_hash(_policy_path(recipe))
     note = folder.with_suffix(".yaml")
@@ -111,16 +111,12 @@ def _same_values(note: str, asked: str) -> bool:
 
 def _fingerprint(dataset: str) -> str:
     """What a dataset on this machine holds; "" of one that is gone, or on the Hub, where a revision says it."""
-    from vla_rl.data.source import LeRobotSource
 
     return LeRobotSource(dataset).fingerprint() if Path(dataset).exists() else ""
 
 
 def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
     """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
-    from vla_rl.common.progress import episode_progress
-    from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
-    from vla_rl.rollout.runner import derived_seed
 
     if _section(recipe).every not in (0, policy.chunk_size):
         raise ConfigError(
@@ -150,7 +146,6 @@ def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_h
 
 
 def _section(recipe: FailureRecipe) -> FailureConfig:
-    from real_robot.failure.config import FailureConfig
 
     if not isinstance(recipe.failure, FailureConfig):
         raise ConfigError("failure: the recipe has none of kind 'conformal'; see `vla-rl config show tabletop_failure`")
@@ -158,7 +153,6 @@ def _section(recipe: FailureRecipe) -> FailureConfig:
 
 
 def _policy_path(recipe: FailureRecipe) -> Path:
-    from vla_rl.policies.base import resolve_path
 
     path = getattr(recipe.policy, "path", None)
     if path is None:

@@ -15,23 +15,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from real_robot.operator.recording_folder import finish
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.offpolicy.published import PublishedError, newest, publish
+from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recorded_transitions, recordings_in
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import HIL, check
 from vla_rl.recipe.runs import HilRecipe
+from vla_rl.report.report import write_report
+from vla_rl.rewards.base import judge_episodes, judged_steps
+from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fresh_figures, judged
-
-if TYPE_CHECKING:
-    from vla_rl.offpolicy.recorded import RecordedFrames
 
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
 TOGETHER = 20  # Episodes taken up together, at most.
@@ -54,7 +57,6 @@ def run_hil(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> dic
         DatasetError: a dataset is not there, or an episode is damaged. ReplayError: the buffer is damaged, or another
             policy's. ActorError: the actor has ended.
     """
-    from vla_rl.report.report import write_report
 
     check(recipe, HIL)
     limit_threads(recipe)
@@ -120,8 +122,6 @@ class _Learner(ReplayLearning):
                 self._publish()
         self._current().save(self.run.policy)
         if self.hil.actor == "simulator" and not (self.run.path / RECORDING).is_dir():
-            from real_robot.operator.recording_folder import finish
-
             finish(self.run.path / RECORDING)
         return metrics
 
@@ -175,7 +175,6 @@ class _Learner(ReplayLearning):
 
     def _recordings(self) -> list[Path]:
         """The recordings to take episodes from, under way or finished."""
-        from vla_rl.offpolicy.recorded import recordings_in
 
         if self.hil.actor == "simulator":
             return [self.run.path / RECORDING]
@@ -187,7 +186,6 @@ class _Learner(ReplayLearning):
 
     def _new(self) -> dict[Path, int]:
         """The recordings that have episodes which were not taken up, and how many."""
-        from vla_rl.offpolicy.recorded import num_recorded
 
         found = {}
         for recording in self._recordings():
@@ -204,7 +202,6 @@ class _Learner(ReplayLearning):
 
     def _take_up(self, all_of_it: bool) -> bool:
         """Learn from new episodes from now on: a segment of the replay, which says which they were."""
-        from vla_rl.offpolicy.recorded import new_episodes
 
         new = self._new()
         if not new or not (all_of_it or sum(new.values()) >= self._least()):
@@ -226,8 +223,6 @@ class _Learner(ReplayLearning):
 
     def _add(self, found: Mapping[str, list[RecordedFrames]]) -> None:
         """Add a segment of these episodes, by recording."""
-        from vla_rl.offpolicy.recorded import recorded_transitions
-        from vla_rl.rollout.runner import derived_seed, evaluation_mode
 
         episodes = [episode for own in found.values() for episode in own]
         if self._reward is not None:
@@ -261,7 +256,6 @@ class _Learner(ReplayLearning):
 
     def _publish(self) -> None:
         """Save the learner, then publish its policy, unless it is the newest already."""
-        from vla_rl.offpolicy.published import PublishedError, newest, publish
 
         if self.learner is not None:
             self.save(self.num_updates, {"counts": self._before})
@@ -301,7 +295,6 @@ def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
 
     The reward is asked as often as it was fitted to be, and of what was seen last.
     """
-    from vla_rl.rewards.base import judge_episodes, judged_steps
 
     seen = episode.obs if episode.final is None else Observation.concatenate([episode.obs, episode.final])
     [judgement] = judge_episodes(reward, [seen.select(judged_steps(seen.batch_size - 1, reward.every))])

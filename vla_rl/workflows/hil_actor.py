@@ -11,25 +11,25 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from real_robot.operator.recorder import Recording
+from real_robot.operator.sim_interventions import InterventionOutcome, run_interventions
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.offpolicy.published import Followed
 from vla_rl.recipe.checks import HIL, check
+from vla_rl.recipe.hil_config import PracticeConfig
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.recipe.runs import HilRecipe
+from vla_rl.rollout.practice import Practice, PracticeEnv
+from vla_rl.rollout.runner import RunningEpisode, derived_seed
+from vla_rl.types import EnvSpec
 from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
 from vla_rl.workflows.scripted_person import longer, operator_options
-
-if TYPE_CHECKING:
-    from real_robot.operator.sim_interventions import InterventionOutcome
-    from vla_rl.interfaces import Policy, VecEnv
-    from vla_rl.recipe.hil_config import PracticeConfig
-    from vla_rl.rollout.practice import Practice
-    from vla_rl.rollout.runner import RunningEpisode
-    from vla_rl.types import EnvSpec
 
 PUBLISHED, RECORDING = "published", "episodes"
 
@@ -41,11 +41,6 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         PublishedError: no policy is published that can act.
         ConfigError: the environment has no horizons to lengthen.
     """
-    from real_robot.operator.recorder import Recording
-    from real_robot.operator.sim_interventions import run_interventions
-    from vla_rl.distributed.process_group import resolve_device
-    from vla_rl.offpolicy.published import Followed
-    from vla_rl.rollout.runner import derived_seed
 
     config, dataset = recipe.hil, folder / RECORDING
     assert config is not None, "checked by the learner"
@@ -97,7 +92,6 @@ def new_practice(config: PracticeConfig, forward: str, env: VecEnv) -> Practice:
     Raises:
         ConfigError: the environment's robots cannot go on where an episode has ended.
     """
-    from vla_rl.rollout.practice import Practice, PracticeEnv
 
     if not isinstance(env, PracticeEnv):
         raise ConfigError(f"hil.practice: {env.spec.kind} knows no way home, where the next episode could begin")

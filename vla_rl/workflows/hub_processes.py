@@ -19,6 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from real_robot.bridge.sim_robot import SCALES
+from real_robot.operator.hub.scripted_person import PersonOptions, ScriptedPerson, run_person
+from real_robot.operator.hub.sim_observer import SceneObserver
+from real_robot.transports.ros.master import Master, free_port
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.config import ConfigError
@@ -136,9 +140,6 @@ def run_piece(
         RosInstallError: ROS 1 is not there. RuntimeError: a program ended by itself, or the work was not done in time.
     """
     from real_robot.operator.hub.hub_log import read_log, shares
-    from real_robot.operator.hub.scripted_person import ScriptedPerson, run_person
-    from real_robot.operator.hub.sim_observer import SceneObserver
-    from real_robot.transports.ros.master import Master, free_port
 
     folder, names = programs.folder, [f"robot_{i + 1}" for i in range(robots)]
     for old in (*folder.glob("*.jsonl"), *folder.glob("*.json")):
@@ -209,8 +210,6 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
 
 def person_options(recipe: HubRecipe) -> Any:
     """How the person works, at the speed at which the robots run."""
-    from real_robot.bridge.sim_robot import SCALES
-    from real_robot.operator.hub.scripted_person import PersonOptions
 
     config, spec = recipe.hub, recipe.acting_env.env_spec()
     processes = config.processes

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from real_robot.failure.detector import FailureDetector
+from real_robot.operator.hub.sim_fleet import WAITING_ROOM, FleetOptions, run_fleet
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, policy_hash
@@ -25,9 +27,6 @@ from vla_rl.recipe.runs import HubRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.failure_detection import fit_failure
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
-
-if TYPE_CHECKING:
-    from real_robot.failure.detector import FailureDetector
 
 RESULTS, TABLE = "hub.json", "hub.md"
 Show = Callable[[str], None]
@@ -70,7 +69,6 @@ def detector_folder(recipe: HubRecipe, config: HubConfig, folder: Path, show: Sh
 
 def _detector(recipe: HubRecipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
     """How to make the detector for one robot."""
-    from real_robot.failure.detector import FailureDetector
 
     place = detector_folder(recipe, config, folder, show)
     path: str | None = getattr(recipe.policy, "path", None)
@@ -90,7 +88,6 @@ def _run(
     make_detector: Callable[[], FailureDetector] | None,
 ) -> dict[str, Any]:
     """Run the episodes on so many robots; as plain JSON."""
-    from real_robot.operator.hub.sim_fleet import FleetOptions, run_fleet
 
     env_config = recipe.acting_env
     horizons = env_config.env_spec().horizon
@@ -114,7 +111,6 @@ def _run(
 
 def _roomy(env: EnvConfig, horizons: dict[str, int], robots: int) -> EnvConfig:
     """The environment with so many robots, and with horizons that leave time to wait."""
-    from real_robot.operator.hub.sim_fleet import WAITING_ROOM
 
     if not {"horizons", "num_envs"} <= set(type(env).model_fields):
         raise ConfigError(f"env: {env.kind} has no options horizons and num_envs, so robots cannot wait in it")

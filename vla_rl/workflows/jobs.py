@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vla_rl.common.child_process import start_child
 from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.distributed.actors.programs import LostError, Programs
 from vla_rl.recipe.recipe import load_recipe
 
 BASE, FINAL = "base", "final"  # evaluations that jobs leave
@@ -104,7 +105,6 @@ def run_jobs(
         threads = max(1, (os.cpu_count() or 1) // side_by_side)
         _run_all(jobs, side_by_side, lambda one: one.start(program, threads).wait(), show)
         return
-    from vla_rl.distributed.actors.programs import LostError, Programs
 
     folder = Path(os.path.commonpath([one.folder.parent for one in jobs]))
     place = Programs(cluster.address, folder, cluster.cpus, cluster.gpus)

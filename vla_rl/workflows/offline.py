@@ -5,28 +5,45 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.dataset import BCDataset
 from vla_rl.data.dataset_check import check_datasets
+from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.advantage_conditioned import condition, unconditioned
+from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
+from vla_rl.offpolicy.advantage_words import check_words_are_read
+from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.critic import fit_critic
+from vla_rl.offpolicy.examples import Examples, WeightedDataset, advantage_weights, best_of_n, worded
+from vla_rl.offpolicy.features import FeatureCache
+from vla_rl.offpolicy.preferences import (
+    PreferenceDataset,
+    Preferences,
+    PreferenceTrainer,
+    decisions_at_once,
+    pair_up,
+    read_pairs,
+    reference_log_probs,
+)
+from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.recipe.checks import OFFLINE, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import OfflineRecipe
+from vla_rl.report.report import write_report
+from vla_rl.rollout.runner import evaluation_mode
+from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
+from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+from vla_rl.training.metrics import MetricLogger
+from vla_rl.training.sft import SFTConfig, train_bc
 from vla_rl.workflows.collect import collect
+from vla_rl.workflows.evaluate_policy import evaluate
+from vla_rl.workflows.offline_ppo import OfflinePPO
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
-
-if TYPE_CHECKING:
-    from vla_rl.data.dataset import BCDataset
-    from vla_rl.interfaces import Policy
-    from vla_rl.offpolicy.config import OfflineConfig
-    from vla_rl.offpolicy.examples import Examples
-    from vla_rl.offpolicy.features import FeatureCache
-    from vla_rl.offpolicy.preferences import Preferences
-    from vla_rl.training.bc_trainer import BCTrainer
-    from vla_rl.training.metrics import MetricLogger
-    from vla_rl.training.sft import SFTConfig
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
 
@@ -39,9 +56,6 @@ def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], N
         DatasetError: a dataset is not there.
         ValueError: all logged episodes ended alike, so that there is nothing to learn from.
     """
-    from vla_rl.offpolicy.advantage_conditioned import condition, unconditioned
-    from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
-    from vla_rl.report.report import write_report
 
     check(recipe, OFFLINE)
     limit_threads(recipe)
@@ -70,9 +84,6 @@ def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], N
 def _improve_by_ppo(
     recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    from vla_rl.data.dataset import BCDataset
-    from vla_rl.training.bc_trainer import open_bc_dataset
-    from vla_rl.workflows.offline_ppo import OfflinePPO
 
     data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
     return OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger)
@@ -80,8 +91,6 @@ def _improve_by_ppo(
 
 def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:
     """What goes on after the last checkpoint's metrics."""
-    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
-    from vla_rl.training.metrics import MetricLogger
 
     run = RunFolder(folder)
     checkpoint = latest_checkpoint(run.checkpoints)
@@ -93,7 +102,6 @@ def _clone_chosen(
     recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """Clone what the method chooses."""
-    from vla_rl.training.sft import train_bc
 
     section, sft, spec = recipe.offline, recipe.sft, env_spec(recipe)
 
@@ -111,7 +119,6 @@ def _weighted(
     recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
 ) -> BCDataset:
     """The datasets as the method clones them; what it chose is kept in the folder."""
-    from vla_rl.offpolicy.examples import Examples, WeightedDataset
 
     if not folder.is_dir():
         cache = feature_cache(recipe, show)
@@ -126,7 +133,6 @@ def _preferred(
     recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
 ) -> BCDataset:
     """The datasets with their pairs of episodes, which are kept in the folder with how likely they were at first."""
-    from vla_rl.offpolicy.preferences import PreferenceDataset, Preferences
 
     if not folder.is_dir():
         preferences, found = choose_pairs(recipe.offline, policy, data, recipe.sft, recipe.seed, show)
@@ -140,7 +146,6 @@ def _trainer(config: OfflineConfig) -> type[BCTrainer] | None:
     """What makes an update; None: cloning."""
     if config.method != "preferences":
         return None
-    from vla_rl.offpolicy.preferences import PreferenceTrainer
 
     return PreferenceTrainer
 
@@ -164,8 +169,6 @@ def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
 
 def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
     """Where what the recipe's policy, a checkpoint, makes of datasets is kept."""
-    from vla_rl.evaluation.evaluate import policy_hash
-    from vla_rl.offpolicy.features import FeatureCache
 
     path = policy_path(recipe)
     assert path is not None, "checked before"
@@ -175,7 +178,6 @@ def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
 
 def evaluate_once(recipe: Recipe, folder: Path, name: str) -> None:
     """Run the recipe's evaluation, unless the run has it."""
-    from vla_rl.workflows.evaluate_policy import evaluate
 
     if not RunFolder(folder).evaluation(name).is_file():
         evaluate(recipe, folder, name)
@@ -190,12 +192,6 @@ def choose_examples(
     cache: FeatureCache | None = None,
 ) -> tuple[Examples, dict[str, float]]:
     """What the method clones of the datasets, and figures about it by name; embeddings are kept in the cache."""
-    from vla_rl.data.dataset import BCDataset
-    from vla_rl.offpolicy.advantage_words import check_words_are_read
-    from vla_rl.offpolicy.critic import fit_critic
-    from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n, worded
-    from vla_rl.offpolicy.transitions import logged_transitions
-    from vla_rl.rollout.runner import evaluation_mode
 
     if config.method == "cloning":
         rows = sum(len(part.rows) for part in data.parts)
@@ -229,9 +225,6 @@ def choose_pairs(
     config: OfflineConfig, policy: Policy, data: BCDataset, cloning: SFTConfig, seed: int, show: Callable[[str], None]
 ) -> tuple[Preferences, dict[str, float]]:
     """Which episodes are preferred to which, and how likely the policy makes them now; figures by name."""
-    from vla_rl.offpolicy.preferences import Preferences, decisions_at_once, pair_up, read_pairs, reference_log_probs
-    from vla_rl.offpolicy.transitions import logged_transitions
-    from vla_rl.rollout.runner import evaluation_mode
 
     if config.preferences.file is not None:
         better, worse = read_pairs(config.preferences.file, data.parts)

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.dataset import BCDataset
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.critic import Critic, fit_critic
+from vla_rl.offpolicy.features import FeatureCache
+from vla_rl.offpolicy.iterated import OffPolicyEvaluation, own_chunks, update
+from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.recipe.runs import OfflineRecipe
-
-if TYPE_CHECKING:
-    from vla_rl.data.dataset import BCDataset
-    from vla_rl.interfaces import Policy
-    from vla_rl.offpolicy.critic import Critic
-    from vla_rl.offpolicy.features import FeatureCache
-    from vla_rl.offpolicy.iterated import OffPolicyEvaluation
-    from vla_rl.training.metrics import MetricLogger
+from vla_rl.rollout.runner import evaluation_mode
+from vla_rl.training.checkpoint import (
+    checkpoint_path,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    trained_weights,
+)
+from vla_rl.training.metrics import MetricLogger
 
 FOUND = "examples/found.json"
 
@@ -38,10 +48,6 @@ class OfflinePPO:
         cache: FeatureCache,
         show: Callable[..., None],
     ) -> None:
-        from vla_rl.offpolicy.critic import fit_critic
-        from vla_rl.offpolicy.iterated import OffPolicyEvaluation
-        from vla_rl.offpolicy.transitions import logged_transitions
-        from vla_rl.rollout.runner import evaluation_mode
 
         if policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {policy.no_rl_reason}")
@@ -60,7 +66,6 @@ class OfflinePPO:
 
     def finish(self, logger: MetricLogger) -> dict[str, Any]:
         """Make the iterations that remain, and save the policy; where it is, how many there were, what was found."""
-        from vla_rl.common.atomic import write_text_atomic
 
         self._resume()
         options, state = self.config.ppo, self.state
@@ -79,8 +84,6 @@ class OfflinePPO:
 
     def _iterate(self, before: Any) -> tuple[Any, dict[str, float]]:
         """One update, which stays or is undone; the values that hold after it, and metrics."""
-        from vla_rl.offpolicy.iterated import own_chunks, update
-        from vla_rl.training.checkpoint import load_weights, trained_weights
 
         config, state, number = self.config, self.state, self.state["iteration"]
         kept = {name: tensor.detach().clone() for name, tensor in trained_weights(self.policy).items()}
@@ -106,14 +109,12 @@ class OfflinePPO:
         return values, metrics | {f"ppo/{name}": float(value) for name, value in told.items()}
 
     def _save(self) -> None:
-        from vla_rl.training.checkpoint import checkpoint_path, keep_last, save_checkpoint, trained_weights
 
         path = checkpoint_path(self.run.checkpoints, self.state["iteration"])
         save_checkpoint(path, trained_weights(self.policy), self.state)
         keep_last(path, 2)
 
     def _resume(self) -> None:
-        from vla_rl.training.checkpoint import latest_checkpoint, load_checkpoint, load_weights
 
         if (path := latest_checkpoint(self.run.checkpoints)) is not None:
             tensors, self.state = load_checkpoint(path)

@@ -6,15 +6,19 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.offpolicy.transitions import Transitions, episode_transitions
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import ONLINE, check
 from vla_rl.recipe.runs import OnlineRecipe
+from vla_rl.report.report import write_report
+from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
@@ -27,10 +31,6 @@ from vla_rl.workflows.replay_learning import (  # fmt: skip
     noise_shape_of,
     spec_of,
 )
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy, VecEnv
-    from vla_rl.offpolicy.transitions import Transitions
 
 SUCCEEDED = "succeeded"  # In a segment's notes: how each of its episodes ended, whatever outcomes are learned from.
 
@@ -46,7 +46,6 @@ def improve_online(recipe: OnlineRecipe, folder: Path, show: Callable[[str], Non
         DatasetError: a dataset is not there. ReplayError: the buffer is damaged, or another policy's.
         ValueError: all logged episodes ended alike.
     """
-    from vla_rl.report.report import write_report
 
     check(recipe, ONLINE)
     limit_threads(recipe)
@@ -100,7 +99,6 @@ class _Run(ReplayLearning):
 
     def _round(self, number: int, env: VecEnv) -> dict[str, float]:
         """Collect a round's episodes, unless they lie there already, and learn. Metrics are of how they ended."""
-        from vla_rl.rollout.runner import derived_seed
 
         if self.replay.has(number):
             fresh = self.replay.load(number)
@@ -127,8 +125,6 @@ class _Run(ReplayLearning):
 
     def _collect(self, number: int, env: VecEnv) -> Transitions:
         """The decisions of a round's episodes, with the outcomes that these had."""
-        from vla_rl.offpolicy.transitions import episode_transitions
-        from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 
         count = self.rounds.episodes_per_round
         numbers = range(number * count, (number + 1) * count)

@@ -15,6 +15,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.robustness import Robustness
 from vla_rl.interfaces import EnvConfig
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.report import write_report
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.recipe_parts import build_policy, policy_path
 
@@ -54,7 +55,6 @@ def evaluate_perturbed(
     Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
     finished is not run again.
     """
-    from vla_rl.report.report import write_report
 
     run, world = RunFolder(folder), current()
     found: dict[tuple[str, int], Evaluation] = {}

@@ -16,10 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from real_robot.operator.recorder import Recording
+from real_robot.operator.recording_folder import discard
+from real_robot.operator.sim_interventions import run_interventions
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
+from vla_rl.data.masks import frames_in
 from vla_rl.data.source import LeRobotSource
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare, format_p
@@ -27,6 +31,7 @@ from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.runs import RacRecipe
 from vla_rl.types import EpisodeSpec
@@ -111,7 +116,6 @@ class _Rounds:
         return [EpisodeSpec(task, "train", index) for task, index in helped]
 
     def load(self, path: Path) -> Policy:
-        from vla_rl.policies.load import load_policy
 
         return load_policy(path, resolve_device(self.recipe.device))
 
@@ -120,9 +124,6 @@ class _Rounds:
         file = dataset.with_name(f"{dataset.name}.json")
         if dataset.exists() and file.exists():
             return json.loads(file.read_text())
-        from real_robot.operator.recorder import Recording
-        from real_robot.operator.recording_folder import discard
-        from real_robot.operator.sim_interventions import run_interventions
 
         options = operator_options(self.config, demonstrate)
         discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
@@ -179,7 +180,6 @@ def _base_policy(recipe: RacRecipe) -> Policy:
 
 def _has_frames(dataset: Path, frames: Frames) -> bool:
     """Whether a recording holds a frame to learn from: with few episodes and a weak policy it may not."""
-    from vla_rl.data.masks import frames_in
 
     return frames_in(dataset, frames) > 0
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
+from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.interfaces import Policy
+from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
-    from vla_rl.types import EnvSpec
-    from world_model.fit.config import FitConfig
+from vla_rl.types import EnvSpec
+from world_model.fit.config import FitConfig
 
 
 def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
@@ -30,8 +32,6 @@ def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
 def limit_threads(recipe: Recipe) -> None:
     """torch's threads, as the recipe says."""
     if recipe.num_threads:
-        import torch
-
         torch.set_num_threads(recipe.num_threads)
 
 
@@ -46,7 +46,6 @@ def world_model_section(recipe: FitRecipe) -> FitConfig:
     Raises:
         ConfigError: there is none, or its class is not one for `vla-rl world-model fit`.
     """
-    from world_model.fit.config import FitConfig
 
     section = recipe.world_model
     if not isinstance(section, FitConfig):
@@ -55,7 +54,6 @@ def world_model_section(recipe: FitRecipe) -> FitConfig:
 
 
 def policy_path(recipe: Recipe) -> Path | None:
-    from vla_rl.policies.base import resolve_path
 
     path = getattr(recipe.policy, "path", None)
     return None if path is None else resolve_path(path)
@@ -63,7 +61,6 @@ def policy_path(recipe: Recipe) -> Path | None:
 
 def policy_version(recipe: Recipe) -> str:
     """What a dataset says of who acted: the policy's path and the hash of its weights."""
-    from vla_rl.evaluation.evaluate import policy_hash
 
     path = policy_path(recipe)
     return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
@@ -32,9 +33,6 @@ from vla_rl.rollout.episode_recording import EpisodeRecording
 from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, RecordingPlan
 from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
 from vla_rl.types import ControlSource, EpisodeSpec, Observation, StepResult
-
-if TYPE_CHECKING:
-    import torch
 
 SHARD_BYTES = 128 * 2**20
 
@@ -259,8 +257,6 @@ class _Collector:
     def run(self) -> None:
         """Run every episode of the plan, then write the last shard."""
         if self.policy is not None:
-            import torch
-
             # A resumed collection must not draw what the finished episodes drew.
             drawn = sum(tried.total() for tried in self.plan.tried.values())
             self.generator = torch.Generator().manual_seed(self.seed * 1_000_003 + drawn)

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.dataset import BCDataset
+from vla_rl.evaluation.signal import auc
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig
+from vla_rl.offpolicy.critic import new_networks
+from vla_rl.offpolicy.features import NO_DRAWS, Draws
+from vla_rl.offpolicy.learner import OffPolicyLearner
+from vla_rl.offpolicy.networks import CriticNetworks
+from vla_rl.offpolicy.replay import Replay
+from vla_rl.offpolicy.steered import SteeredPolicy
+from vla_rl.offpolicy.transitions import Transitions, logged_transitions
+from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.recipe.checks import demonstrations_of
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.rollout.runner import derived_seed, evaluation_mode
+from vla_rl.training.bc_trainer import open_bc_dataset
+from vla_rl.training.checkpoint import (
+    checkpoint_path,
+    checkpoint_step,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.offline import feature_cache
 from vla_rl.workflows.recipe_parts import env_spec
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
-    from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig
-    from vla_rl.offpolicy.features import Draws
-    from vla_rl.offpolicy.learner import OffPolicyLearner
-    from vla_rl.offpolicy.transitions import Transitions
-    from vla_rl.types import EpisodeSpec
 
 REPLAY = "replay"
 NETWORKS, COLLECT, DRAWS, BATCHES, SHUFFLE = range(5)  # What random numbers are for.
@@ -46,7 +61,6 @@ class ReplayLearning:
         noise_shape: tuple[int, int] | None = None,
         person_is_prior: bool = False,
     ) -> None:
-        from vla_rl.offpolicy.replay import Replay
 
         self.recipe, self.config, self.run, self.show = recipe, config, RunFolder(folder), show
         self.base, self.noise_shape = base, noise_shape
@@ -59,7 +73,6 @@ class ReplayLearning:
 
     def learn(self, updates: int) -> dict[str, float]:
         """Make updates; the mean of their metrics."""
-        from vla_rl.rollout.runner import derived_seed
 
         assert self.learner is not None, "made before"
         found: list[dict[str, float]] = []
@@ -72,10 +85,6 @@ class ReplayLearning:
 
     def _logged(self) -> Transitions:
         """The decisions of the datasets."""
-        from vla_rl.data.dataset import BCDataset
-        from vla_rl.offpolicy.transitions import logged_transitions
-        from vla_rl.rollout.runner import derived_seed, evaluation_mode
-        from vla_rl.training.bc_trainer import open_bc_dataset
 
         opened = open_bc_dataset(demonstrations_of(self.recipe), self.base, env_spec(self.recipe))
         data = BCDataset(opened.parts, self.base.chunk_size)  # As many actions as are executed, not as are cloned.
@@ -89,8 +98,6 @@ class ReplayLearning:
 
     def draws(self, number: int) -> Draws:
         """What is drawn at each decision: number 0 for the logged ones, then of each round."""
-        from vla_rl.offpolicy.features import NO_DRAWS, Draws
-        from vla_rl.rollout.runner import derived_seed
 
         needed = self.config.critic.targets == "best_of_n" or self.config.method == "edits"
         if not needed and self.noise_shape is None:
@@ -105,9 +112,6 @@ class ReplayLearning:
         return self.learner
 
     def _new_learner(self, data: Transitions) -> OffPolicyLearner:
-        from vla_rl.offpolicy.critic import new_networks
-        from vla_rl.offpolicy.learner import OffPolicyLearner
-        from vla_rl.rollout.runner import derived_seed
 
         seed = derived_seed(self.recipe.seed, NETWORKS)
         networks = new_networks(self.config.critic, data.embedding, data.chunk.reshape(len(data), -1), seed)
@@ -136,8 +140,6 @@ class ReplayLearning:
 
     def policy(self) -> Policy:
         """The policy as it is improved so far."""
-        from vla_rl.offpolicy.steered import SteeredPolicy
-        from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 
         assert self.learner is not None, "made before"
         config = self.config
@@ -154,7 +156,6 @@ class ReplayLearning:
 
     def save(self, step: int, more: dict[str, Any] | None = None) -> None:
         """Save the learner, and JSON-able values that `more` has again after `resume`."""
-        from vla_rl.training.checkpoint import checkpoint_path, keep_last, save_checkpoint
 
         assert self.learner is not None, "made before"
         tensors, state = self.learner.state()
@@ -165,10 +166,6 @@ class ReplayLearning:
 
     def resume(self) -> int | None:
         """The step of the newest checkpoint, with the learner as it was then; None: nothing to go on from."""
-        from vla_rl.offpolicy.learner import OffPolicyLearner
-        from vla_rl.offpolicy.networks import CriticNetworks
-        from vla_rl.rollout.runner import derived_seed
-        from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 
         path = latest_checkpoint(self.run.checkpoints)
         if path is None:
@@ -184,7 +181,6 @@ class ReplayLearning:
 
 def spec_of(tasks: Sequence[str], start_index: int, number: int) -> EpisodeSpec:
     """The initial state of a run's episode: tasks in turn, each with the next state of the train split."""
-    from vla_rl.types import EpisodeSpec
 
     return EpisodeSpec(tasks[number % len(tasks)], "train", start_index + number // len(tasks))
 
@@ -210,7 +206,6 @@ def judged(learner: OffPolicyLearner, fresh: Transitions, discount: float) -> Ju
 
 def fresh_figures(parts: Sequence[Judged]) -> dict[str, float]:
     """How the critic judged fresh episodes before it had learned from them, against how they ended."""
-    from vla_rl.evaluation.signal import auc
 
     if not parts:
         return {}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset_check import check_datasets
+from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import RewardRecipe
+from vla_rl.rewards.fit import data_needs, fit_reward
+from vla_rl.rewards.frames import RewardFrames, open_frames
+from vla_rl.rewards.measure import PAGE_FILE, RewardResult, measure
+from vla_rl.rewards.model import LearnedReward
+from vla_rl.rewards.page import write_page
+from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vla_rl.data.config import DatasetConfig
-    from vla_rl.rewards.frames import RewardFrames
-    from vla_rl.rewards.measure import RewardResult
 
 REWARD = "reward"  # In the run's folder.
 
@@ -30,8 +31,6 @@ def fit(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> Path
         DatasetError: a dataset is not there, or records no outcomes.
         CalibrationError: the reward cannot tell successes from failures well enough.
     """
-    from vla_rl.distributed.process_group import resolve_device
-    from vla_rl.rewards.fit import fit_reward
 
     section = recipe.reward
     limit_threads(recipe)
@@ -57,9 +56,6 @@ def evaluate(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) ->
         ConfigError: no episodes to measure on are named.
         ValueError: the reward was fitted on some of their initial states, or all ended alike.
     """
-    from vla_rl.rewards.measure import PAGE_FILE, measure
-    from vla_rl.rewards.model import LearnedReward
-    from vla_rl.rewards.page import write_page
 
     section = recipe.reward
     if not section.evaluate_on:
@@ -76,10 +72,6 @@ def _frames(
     recipe: RewardRecipe, datasets: Sequence[DatasetConfig], field: str, every: int, show: Callable[[str], None]
 ) -> RewardFrames:
     """The episodes of datasets, judged every `every` control steps; the recipe's own are collected where not there."""
-    from vla_rl.data.dataset_check import check_datasets
-    from vla_rl.rewards.fit import data_needs
-    from vla_rl.rewards.frames import open_frames
-    from vla_rl.workflows.collect import collect
 
     wanted = {config.path for config in datasets}
     for config in recipe.datasets:

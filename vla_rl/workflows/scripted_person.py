@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from real_robot.operator.sim_interventions import OperatorOptions
 from vla_rl.config import ConfigError, validate
 from vla_rl.interfaces import EnvConfig
 from vla_rl.recipe.rac_config import ScriptedPersonConfig
-
-if TYPE_CHECKING:
-    from real_robot.operator.sim_interventions import OperatorOptions
 
 
 def operator_options(
     config: ScriptedPersonConfig, demonstrate: bool = False, budget: int | None = None
 ) -> OperatorOptions:
     """How the scripted person works; `budget`: interventions that it still gives."""
-    from real_robot.operator.sim_interventions import OperatorOptions
 
     return OperatorOptions(
         alarm=config.alarm,

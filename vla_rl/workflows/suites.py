@@ -12,6 +12,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.report import write_report
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.perturbed import finished
 from vla_rl.workflows.recipe_parts import policy_path
@@ -59,7 +60,6 @@ def evaluate_suites(
     Args:
         recipes: of `suite_recipes`.
     """
-    from vla_rl.report.report import write_report
 
     run, world = RunFolder(folder), current()
     found: dict[str, Evaluation] = {}

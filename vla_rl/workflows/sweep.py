@@ -13,10 +13,11 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich
 from pydantic import Field
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, ConfigError
@@ -25,9 +26,6 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.jobs import Cluster, Job, job, run_jobs
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RESULT_FILE = "sweep.json"
 SPLIT = "eval.split=validation"
@@ -59,8 +57,6 @@ class Sweep(Config):
 
     def table(self) -> Table:
         """For the console, best sampled success first."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
 
         modes = list(dict.fromkeys(mode for row in self.rows for mode in row.rates))
         best, counts = modes[-1], sorted({row.num_episodes for row in self.rows})

@@ -76,8 +76,8 @@ def test_the_base_policy_is_made_step_by_step_and_finished_steps_are_kept(recipe
         done.append(f"sft {recipe.name}")
         (folder / "policy").mkdir()
 
-    monkeypatch.setattr("vla_rl.workflows.collect.collect", collect)
-    monkeypatch.setattr("vla_rl.workflows.clone.clone", sft)
+    monkeypatch.setattr("vla_rl.workflows.demo.collect", collect)
+    monkeypatch.setattr("vla_rl.workflows.demo.clone", sft)
     names = []
     for name in ("clean", "sloppy"):
         path = tmp_path / f"{name}.yaml"

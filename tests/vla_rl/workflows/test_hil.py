@@ -180,8 +180,8 @@ def test_no_turn_has_anothers_noise_and_the_policy_explores(tmp_path: Path, monk
         return []
 
     followed = SimpleNamespace(look=lambda: None, policy=None, published=SimpleNamespace(version="one", number=0))
-    monkeypatch.setattr("real_robot.operator.sim_interventions.run_interventions", run_interventions)
-    monkeypatch.setattr("vla_rl.offpolicy.published.Followed", lambda *_: followed)
+    monkeypatch.setattr("vla_rl.workflows.hil_actor.run_interventions", run_interventions)
+    monkeypatch.setattr("vla_rl.workflows.hil_actor.Followed", lambda *_: followed)
     options = ["hil.episodes=4", "hil.episodes_per_turn=1", "env.tasks=[push_to_zone,stack]"]
     act(load_recipe("tabletop_hil", [*TINY, *options]), tmp_path, print)
     assert len(set(seeds)) == 4 and temperatures == [1.0] * 4

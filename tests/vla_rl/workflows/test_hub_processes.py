@@ -126,7 +126,7 @@ def test_the_first_robots_master_ends_if_the_seconds_does_not_start(tmp_path: Pa
         def close(self) -> None:
             self.closed = True
 
-    monkeypatch.setattr("real_robot.transports.ros.master.Master", SecondFails)
+    monkeypatch.setattr("vla_rl.workflows.hub_processes.Master", SecondFails)
     with pytest.raises(OSError, match="no port is left"):
         run_piece(load_recipe("tabletop_hub", SMALL), [], 2, tmp_path, Programs(tmp_path / "piece", ["vla-rl"]))
     assert [master.closed for master in made] == [True]

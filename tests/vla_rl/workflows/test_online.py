@@ -117,7 +117,7 @@ def test_it_resumes_to_the_bit_and_no_episode_is_run_again(
         raise AssertionError("an episode was run though those of every round are there")
 
     with monkeypatch.context() as patch:
-        patch.setattr("vla_rl.rollout.runner.collect", fails)
+        patch.setattr("vla_rl.workflows.online.collect", fails)
         run(recipe, killed, resume=True)
     first, second = (load_policy(folder / "policy").state_dict() for folder in (tmp_path / "whole", killed))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
@@ -162,7 +162,7 @@ def test_what_it_tells_of_episodes_is_how_they_ended(
         asked.append(fresh.success.tolist())
         return judge(learner, fresh, discount)
 
-    monkeypatch.setattr("vla_rl.rollout.runner.collect", ended_otherwise)
+    monkeypatch.setattr("vla_rl.workflows.online.collect", ended_otherwise)
     monkeypatch.setattr(online, "judged", judged)
     recipe = recipe_of(base, None, prior="none", warm_updates=0, control=control)
     run(recipe, tmp_path / "run")

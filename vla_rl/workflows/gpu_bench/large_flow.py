@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
 from vla_rl.config import build_component
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
@@ -52,7 +53,6 @@ def observations(is_full: bool, batch_size: int) -> Observation:
 
 def write_smolvlm2_500m(folder: Path) -> None:
     """Write the sizes of SmolVLM2-500M-Video-Instruct's config, which SmolVLA is built from, and a small tokenizer."""
-    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
     text = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15}
     text |= {"num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49280, "pad_token_id": 2}

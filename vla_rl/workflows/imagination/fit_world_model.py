@@ -12,8 +12,11 @@ from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe
+from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
+from world_model.fit.fit import fit
+from world_model.fit.stage import updates_kept
 
 # What only a fit's threshold, chosen last, depends on: free in a fit that is resumed, as is what is collected for it
 # (`datasets`: what is there was collected as the recipe says, or is refused); but see `check_threshold`.
@@ -41,9 +44,6 @@ def fit_world_model(
     Returns:
         the world model's folder, `folder`/world_model.
     """
-    from vla_rl.training.metrics import MetricLogger
-    from world_model.fit.fit import fit
-    from world_model.fit.stage import updates_kept
 
     limit_threads(recipe)
     section = world_model_section(recipe)
@@ -85,7 +85,6 @@ def check_threshold(recipe: FitRecipe, run: RunFolder, changed: Changed) -> None
         ConfigError: it is finished, and the threshold was chosen otherwise; or `world_model.calibrate_on` began or
             ceased to be given after the first checkpoint, so that the stages have learned from what is to choose it.
     """
-    from world_model.fit.stage import updates_kept
 
     if run.world_model.is_dir() and (late := sorted(changed.keys() & set(CHOOSE_THE_THRESHOLD))):
         there, here = changed[late[0]]

@@ -11,6 +11,8 @@ from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.imagination.real_and_imagined import success_in_both
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
+from world_model.env.config import WorldModelEnvConfig
+from world_model.trust.evaluate import measure_trust
 
 
 def measure_world_model(
@@ -31,8 +33,6 @@ def measure_world_model(
         styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
     """
-    from world_model.env.config import WorldModelEnvConfig
-    from world_model.trust.evaluate import measure_trust
 
     limit_threads(recipe)
     section = world_model_section(recipe)

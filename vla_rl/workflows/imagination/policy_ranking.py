@@ -12,20 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
+from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.types import Episode
 from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy, VecEnv
-    from world_model.trust.ranking import Ranking
+from world_model.trust.ranking import Ranking, judge_episodes, rank
 
 WANTED = 6  # Policies below which a correlation says little.
 
@@ -40,7 +37,6 @@ def rank_policies(
     Raises:
         ConfigError: fewer than two policies, or one given twice; the recipe has no world_model section.
     """
-    from world_model.trust.ranking import judge_episodes, rank
 
     if len(policies) < 2 or len(set(policies)) < len(policies):
         raise ConfigError(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.evaluation.evaluate import build_env, evaluate
+from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import Episode
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.results import EpisodeRecord
-    from vla_rl.recipe.recipe import Recipe
-    from world_model.trust.evaluate import PolicySuccess
+from world_model.trust.evaluate import PolicySuccess
 
 
 def imagined_env(recipe: Recipe, world_model: Path) -> Any:
@@ -32,9 +33,6 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
 
     Initial states are the `validation` split's, each sampled from once; otherwise as the recipe's `eval` says.
     """
-    from vla_rl.distributed.process_group import resolve_device
-    from vla_rl.evaluation.evaluate import build_env, evaluate
-    from vla_rl.policies.load import load_policy
 
     loaded = load_policy(policy, resolve_device(recipe.device))
     wanted = recipe.eval.model_copy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import failures_needed
@@ -11,16 +10,15 @@ from vla_rl.recipe.checks import LOOP, check
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
 from vla_rl.workflows.recipe_parts import world_model_section
+from world_model.config import WorldModelConfig
+from world_model.env.config import WorldModelEnvConfig
+from world_model.fit.config import FitConfig
+from world_model.fit.distillation import check_distillation
+from world_model.fit.posterior import check_members
 from world_model.imagination.reward import check_depth
-from world_model.metadata import read_metadata, resolve_path
+from world_model.interfaces import DynamicsConfig
+from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
 from world_model.model.lacking import FEW_MEMBERS
-
-if TYPE_CHECKING:
-    from world_model.config import WorldModelConfig
-    from world_model.env.config import WorldModelEnvConfig
-    from world_model.fit.config import FitConfig
-    from world_model.interfaces import DynamicsConfig
-    from world_model.metadata import WorldModelMetadata
 
 
 def check_loop(recipe: LoopRecipe) -> None:
@@ -30,7 +28,6 @@ def check_loop(recipe: LoopRecipe) -> None:
         ConfigError: a line for each thing that RL or a fit asks for, and neither the first world model has nor a fit
             can give; or what `check` of "loop" says.
     """
-    from world_model.env.config import WorldModelEnvConfig
 
     check(recipe, LOOP)
     section = world_model_section(recipe)
@@ -110,8 +107,6 @@ def _lacking_parts(
 
 def _lacking_dynamics(recipe: LoopRecipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
     """What stages on top of the first world model's dynamics cannot do with it."""
-    from world_model.fit.distillation import check_distillation
-    from world_model.fit.posterior import check_members
 
     lacking, steps = [], section.sampling_steps
     if steps is not None:

@@ -44,6 +44,8 @@ from vla_rl.workflows.loop.rounds import (
     rounds_table,
 )
 from vla_rl.workflows.recipe_parts import world_model_section
+from world_model.imagination.reward import branch_steps, check_reward
+from world_model.model.world_model import load_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
 ONLINE = "online_grpo"
@@ -146,8 +148,6 @@ def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     Raises:
         TrustError: it does.
     """
-    from world_model.imagination.reward import branch_steps, check_reward
-    from world_model.model.world_model import load_world_model
 
     imagination, fitted = recipe.env.imagination, load_world_model(world_model)  # type: ignore[attr-defined]
     try:

@@ -10,9 +10,14 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
+from vla_rl.policies.openvla.options import PRESETS, OpenVLAOptions
 from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.training.memory import counted_device, sizes_of, skeleton
 from vla_rl.training.published_sizes import OPENVLA_7B
+from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL
+from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
+from vla_rl.workflows.plan.measure import measure, measure_env
 from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, show, work_of, write_page
 
 COSTS_FILE, PLAN_FILE, PAGE_FILE = "costs.json", "plan.json", "plan.html"
@@ -79,13 +84,9 @@ def gather(
     if roofline:
         take(_computed(recipe), replace=False)
     if not all(name in values for name in OF_POLICY):
-        from vla_rl.workflows.plan.measure import measure
-
         say(f"Measuring the stages here, about {seconds:.0f} s ...")
         take(measure(recipe, seconds), replace=False)
     elif not all(name in values for name in OF_ENV):
-        from vla_rl.workflows.plan.measure import measure_env
-
         say(f"Measuring the environment here, about {seconds:.0f} s ...")
         take(measure_env(recipe, _chunk_size(recipe), seconds), replace=False)
     if "trained_bytes" not in values:
@@ -118,8 +119,6 @@ def _check_is_7b(recipe: TrainRecipe, who: str) -> None:
     Args:
         who: is for that size alone, for the message: an option, and what it does.
     """
-    from vla_rl.policies.openvla.options import PRESETS, OpenVLAOptions
-    from vla_rl.training.memory import sizes_of
 
     config: Any = recipe.policy
     instead = "leave it out, and the stages are measured here"
@@ -157,8 +156,6 @@ def _chunk_size(recipe: TrainRecipe) -> int:
 
 def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Bytes of what the recipe's policy trains, where its sizes are known without loading it; else nothing."""
-    from vla_rl.policies.openvla.options import OpenVLAOptions
-    from vla_rl.training.memory import counted_device, skeleton
 
     config: Any = recipe.policy
     source = "computed: of the parameters that the recipe trains"
@@ -174,8 +171,6 @@ def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
 
 def _computed(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """What acting and learning cost at best on an H200 with OpenVLA's 7 billion parameters and LoRA."""
-    from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL
-    from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update
 
     _check_is_7b(recipe, "--roofline: computes")
     decoder = PARALLEL if _decoder(recipe) == "parallel" else AUTOREGRESSIVE

@@ -14,6 +14,8 @@ import numpy as np
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, read_yaml
+from vla_rl.policies.base import CONFIG_FILE, read_json, resolve_path
+from vla_rl.workflows.gpu_bench.record import Results
 
 FORMAT = 1
 
@@ -171,7 +173,6 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _chunk_size(run: RunFolder, recipe: Mapping[str, Any]) -> int:
     """Actions of a chunk of the run's policy, as the files of it say that the run wrote or began with."""
-    from vla_rl.policies.base import CONFIG_FILE, read_json, resolve_path
 
     began_with = recipe["policy"].get("path")
     for folder in (run.policy, *([resolve_path(began_with)] if began_with else [])):
@@ -207,7 +208,6 @@ def from_bench(folder: Path, decoder: str = "parallel") -> tuple[dict[str, Any],
     Raises:
         ConfigError: it measured neither, or tiny networks alone.
     """
-    from vla_rl.workflows.gpu_bench.record import Results
 
     results = Results.load(folder)
     if results.size != "full":

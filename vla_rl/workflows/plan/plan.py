@@ -6,16 +6,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.tables import print_table
+from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.report.charts import STAGE_COLORS, Line, line_chart
+from vla_rl.report.page import page_template
+from vla_rl.training.memory import estimate_apart, size_text
 from vla_rl.workflows.plan.costs import Costs
 from vla_rl.workflows.plan.simulate import Mode, Outcome, Placement, Work, learning_seconds, play
-
-if TYPE_CHECKING:
-    from vla_rl.recipe.runs import TrainRecipe
 
 MODES: tuple[Mode, ...] = ("synchronous", "halves", "asynchronous")
 COLUMNS = (
@@ -146,7 +149,6 @@ def _rollout_gpus(costs: Costs, work: Work, machines: Machines) -> int:
 
 def memory_text(recipe: TrainRecipe, placement: Placement) -> str:
     """What each GPU of a placement must hold, by part, or why that is not known."""
-    from vla_rl.training.memory import estimate_apart, size_text
 
     training = placement.gpus - placement.rollout_gpus
     try:
@@ -164,9 +166,6 @@ def memory_text(recipe: TrainRecipe, placement: Placement) -> str:
 
 def show(plan: Plan) -> None:
     """Print the plan for people."""
-    from rich.table import Table
-
-    from vla_rl.common.tables import print_table
 
     work, machines = plan.work, plan.machines
     table = Table(title=f"{work.episodes} episodes an iteration, {machines.gpus} GPUs, {_per_gpu(machines)}")
@@ -192,8 +191,6 @@ def show(plan: Plan) -> None:
 
 def write_page(plan: Plan, name: str, file: Path) -> None:
     """Write a page with curves, tables and what they rest on."""
-    from vla_rl.report.charts import STAGE_COLORS, Line, line_chart
-    from vla_rl.report.page import page_template
 
     def chart(title: str, rows: Sequence[tuple[float, Outcome]]) -> str:
         lines = []
@@ -232,7 +229,6 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _variants(title: str, rows: Sequence[tuple[float, Outcome]]) -> Any:
-    from rich.table import Table
 
     table = Table(title=f"episodes/s, and what is waited for, by {title}")
     table.add_column(title, justify="right")

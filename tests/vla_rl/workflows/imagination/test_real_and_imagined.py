@@ -15,6 +15,8 @@ from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired, success_in_both
 from world_model.metadata import resolve_path
 
+MODULE = "vla_rl.workflows.imagination.real_and_imagined"
+
 
 def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
     return EpisodeRecord(
@@ -44,10 +46,10 @@ def test_success_in_imagination_is_of_whole_episodes_and_needs_nothing_that_chan
 
 def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter([SimpleNamespace(episodes=REAL), SimpleNamespace(episodes=IMAGINED)])
-    monkeypatch.setattr("vla_rl.evaluation.evaluate.evaluate", lambda *args, **kwargs: next(results))
-    monkeypatch.setattr("vla_rl.evaluation.evaluate.build_env", lambda config: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr("vla_rl.policies.load.load_policy", lambda path, device: None)
-    monkeypatch.setattr("vla_rl.workflows.imagination.real_and_imagined.imagined_env", lambda recipe, path: None)
+    monkeypatch.setattr(f"{MODULE}.evaluate", lambda *args, **kwargs: next(results))
+    monkeypatch.setattr(f"{MODULE}.build_env", lambda config: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(f"{MODULE}.load_policy", lambda path, device: None)
+    monkeypatch.setattr(f"{MODULE}.imagined_env", lambda recipe, path: None)
     recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu", rollout=LocalRolloutConfig())
     name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]
     assert name == "policy" and list(starts) == [f"stack/validation/{i}" for i in (0, 1, 4)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +14,11 @@ from vla_rl.types import EpisodeSpec, Observation
 from vla_rl.workflows.gpu_bench.record import Target
 from vla_rl.workflows.gpu_bench.sheet import Attempt, LeftOutError, Sheet
 from vla_rl.workflows.gpu_bench.timing import exact_float32, synchronize
-
-if TYPE_CHECKING:
-    from world_model.env.env import WorldModelEnv
-    from world_model.model.world_model import WorldModel
+from world_model.config import ImaginationConfig, WorldModelConfig
+from world_model.env.env import WorldModelEnv
+from world_model.metadata import WorldModelMetadata
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel, load_world_model
 
 SHIPPED = "pretrained:tabletop"  # 64 pixels.
 H200 = "H200"
@@ -82,7 +82,6 @@ def _as(form: str, sheet: Sheet, world_model: WorldModel) -> Iterator[WorldModel
 
 
 def _against_the_cpu(sheet: Sheet, form: str) -> None:
-    from world_model.model.world_model import load_world_model
 
     with exact_float32():
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device)) as world_model:
@@ -124,7 +123,6 @@ def _shipped(sheet: Sheet, count: int, form: str) -> Attempt:
     what = f"64 pixels, {count} environments{_suffix(form)}"
 
     def attempt() -> None:
-        from world_model.model.world_model import load_world_model
 
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device).compute_in("auto")) as world_model:
             _frames_per_second(sheet, world_model, count, what, 64)
@@ -145,10 +143,6 @@ def _large(sheet: Sheet, name: str, count: int, form: str) -> Attempt:
 
 def _random_world_model(dynamics: dict[str, object], image_size: int, device: torch.device) -> WorldModel:
     """A world model that was never fitted, for its speed."""
-    from world_model.config import WorldModelConfig
-    from world_model.metadata import WorldModelMetadata
-    from world_model.model.parts import build_parts
-    from world_model.model.world_model import WorldModel
 
     spec = fake_env_spec(image_size=image_size)
     metadata = WorldModelMetadata.of(spec, np.zeros(spec.state_dim), np.ones(spec.state_dim))
@@ -159,8 +153,6 @@ def _random_world_model(dynamics: dict[str, object], image_size: int, device: to
 
 
 def _frames_per_second(sheet: Sheet, world_model: WorldModel, count: int, what: str, pixels: int) -> None:
-    from world_model.config import ImaginationConfig
-    from world_model.env.env import WorldModelEnv
 
     env = WorldModelEnv(world_model, MadeUpFrames(world_model), ImaginationConfig(), count)
     try:

@@ -8,6 +8,8 @@ import time
 
 import torch
 
+from sim.bench_runner import OursRunner
+from sim.gl import RenderError
 from vla_rl.config import build_component
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.workflows.gpu_bench.large_policy import LORA, PARALLEL, observations, on_device, options
@@ -41,8 +43,6 @@ class Beside:
 
     def measure(self, processes: int) -> None:
         """Steps per second of the simulator alone, and of both together."""
-        from sim.bench_runner import OursRunner
-        from sim.gl import RenderError
 
         sheet, seconds = self.sheet, 8.0 if self.sheet.is_full else 0.2
         assert self.policy is not None

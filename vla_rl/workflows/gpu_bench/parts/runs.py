@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
-from vla_rl.config import build_component, validate
+from sim.dummy import DummyConfig
+from vla_rl.config import build_component, find_recipe, read_yaml, validate
+from vla_rl.data.dataset import BCBatch
 from vla_rl.policies.fake_input import fake_observation
+from vla_rl.recipe.checks import PLAN, check
+from vla_rl.recipe.recipe import read_recipe
+from vla_rl.training.bc_trainer import BCTrainer
+from vla_rl.training.sft import SFTConfig
+from vla_rl.training.train import train
+from vla_rl.workflows.clone import clone
+from vla_rl.workflows.collect import collect
 from vla_rl.workflows.gpu_bench import policy_matrix
 from vla_rl.workflows.gpu_bench.record import Target
 from vla_rl.workflows.gpu_bench.sheet import LeftOutError, Sheet
@@ -60,7 +71,6 @@ def _grpo(sheet: Sheet) -> None:
 
 
 def _tabletop(sheet: Sheet) -> dict[str, Any]:
-    from vla_rl.config import find_recipe, read_yaml
 
     values = read_yaml(find_recipe("tabletop_grpo"))
     values["train"] = values["train"] | {"iterations": 3, "groups": 20, "save_every": 1, "evaluate": "never"}
@@ -69,7 +79,6 @@ def _tabletop(sheet: Sheet) -> dict[str, Any]:
 
 def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
     """A run of a minute's fraction: a dot that moves at random solves it now and then."""
-    from sim.dummy import DummyConfig
 
     options = {"image_size": 32, "action_bins": 5, "chunk_size": 4, "precision": "fp32"}
     config: Any = build_component("policy", {"kind": "openvla", **options})
@@ -91,13 +100,6 @@ def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
 
 def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int | None) -> dict[str, torch.Tensor]:
     """Weights after the run, on the CPU; with `stop_after` it is stopped after so many iterations and resumed."""
-    import json
-
-    from safetensors.torch import load_file
-
-    from vla_rl.recipe.checks import PLAN, check
-    from vla_rl.recipe.recipe import read_recipe
-    from vla_rl.training.train import train
 
     recipe = check(read_recipe({"run": "train", **values}), PLAN)
     done = 0
@@ -125,9 +127,6 @@ def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int
 
 def _clone_made_up(sheet: Sheet) -> None:
     """Updates on one made-up batch, whose loss must fall."""
-    from vla_rl.data.dataset import BCBatch
-    from vla_rl.training.bc_trainer import BCTrainer
-    from vla_rl.training.sft import SFTConfig
 
     policy: Any = policy_matrix.build("openvla-parallel", sheet.device)
     size, steps = (64, 50) if sheet.is_full else (4, 3)
@@ -150,9 +149,6 @@ def _clone_made_up(sheet: Sheet) -> None:
 def _clone_tabletop(sheet: Sheet) -> None:
     """The expert's episodes, recorded and cloned by the program's own workflows."""
     _need(DATASETS)
-    from vla_rl.recipe.recipe import read_recipe
-    from vla_rl.workflows.clone import clone
-    from vla_rl.workflows.collect import collect
 
     if not sheet.is_full:
         raise LeftOutError("takes too long at tiny size; the program's own tests run it on the CPU")

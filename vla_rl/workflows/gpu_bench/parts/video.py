@@ -9,6 +9,9 @@ import torch
 
 from vla_rl.workflows.gpu_bench.sheet import Attempt, Sheet
 from vla_rl.workflows.gpu_bench.timing import count_flops, median_seconds
+from world_model.model.wan import WanConfig, WanDynamics
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Frames
 
 FRAME_STEPS, NEW_FRAMES, STATE, ACTION = 4, 2, 8, 7  # A chunk of 8 actions makes 2 frames.
 COMMON = {"num_layers": 30, "freq_dim": 256, "text_dim": 4096, "attention_head_dim": 128}
@@ -39,9 +42,6 @@ def measure(sheet: Sheet) -> None:
 
 
 def _speed(sheet: Sheet, name: str, pixels: int, batch: int) -> None:
-    from world_model.model.wan import WanConfig, WanDynamics
-    from world_model.noise import NoiseStream
-    from world_model.types import Actions, Frames
 
     published, scale = PUBLISHED[name]
     sizes = published if sheet.is_full else TINY
