@@ -17,17 +17,13 @@ import types as python_types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vla_rl.common.errors import ConfigError, check_packages
 from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import EnvConfig, PlanningConfig
-    from vla_rl.policies.base import PolicyConfig
 
 log = logging.getLogger(__name__)
 Section = Mapping[str, Any]
@@ -123,16 +119,8 @@ def _import(target: str) -> Any:
     return getattr(importlib.import_module(module_name), class_name)
 
 
-@typing.overload
-def build_component(section: Literal["env"], values: Section | Config) -> EnvConfig: ...
-@typing.overload
-def build_component(section: Literal["policy"], values: Section | Config) -> PolicyConfig: ...
-@typing.overload
-def build_component(section: Literal["plan"], values: Section | Config) -> PlanningConfig: ...
-@typing.overload
-def build_component(section: str, values: Section | Config) -> Config: ...
-def build_component(section: str, values: Section | Config) -> Config:
-    """Validate a section whose class depends on its `kind`."""
+def build_component(section: str, values: Section | Config) -> Any:
+    """Validate a section whose class depends on its `kind`; returns a config that extends the section's base."""
     if isinstance(values, Config):
         if isinstance(values, _import(BASES[section])):
             return values

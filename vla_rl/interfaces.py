@@ -2,7 +2,7 @@
 
 - An environment (simulator, world model, robot): an `EnvConfig` that builds a `VecEnv`.
 - A policy: a `vla_rl.policies.base.PolicyConfig` that builds a `Policy`.
-- An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `Learner`.
+- An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `vla_rl.algorithms.learner.Learner`.
 - A reward: a `vla_rl.rewards.base.RewardConfig` that builds a `RewardModel` (`env.reward`).
 - A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure`
   (`FailureDetectionConfig`), `eval.plan` (`PlanningConfig`) and `algo.values` (`vla_rl.algorithms.action_values`).
@@ -21,18 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from vla_rl.config import Config
-from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.config import Config, Number
+from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
     from typing import Self
 
     import torch
-
-    from vla_rl.algorithms.batch import Batch
-    from vla_rl.common.progress import Stopwatch
-    from vla_rl.evaluation.admission import Admission
-    from vla_rl.rollout.runner import EpisodeRunner
 
 
 class TrustError(ValueError):
@@ -116,11 +111,12 @@ class HalvedEnv(VecEnv, Protocol):
     """An environment whose steps can be begun, and waited for later, several at a time in different environments.
 
     Attributes:
-        runner: runs a rollout's episodes in it: `EpisodeRunner`, or `HalvesRunner`, for which the policy acts for one
-            half of the environments while the other steps.
+        runner: the class that runs a rollout's episodes in it: `rollout.runner.EpisodeRunner`, or
+            `rollout.halves.HalvesRunner`, for which the policy acts for one half of the environments while the other
+            steps.
     """
 
-    runner: type[EpisodeRunner]
+    runner: Callable[..., Any]
 
     def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
         """Begin what `step` does; what is returned waits for its result, and is called once.
@@ -128,6 +124,58 @@ class HalvedEnv(VecEnv, Protocol):
         Until then these environments can be reset, which gives the step up, and nothing else.
         """
         ...
+
+
+class Verdict(Config):
+    """One requirement held against a trust report.
+
+    Attributes:
+        figure: its name. value: what was judged (a value or an end of its interval); NaN where not measured.
+        bound: "above 1.2", "at most 0.1".
+        passed: reached. refuses: not reached, and RL must not start.
+        text: for people.
+    """
+
+    figure: str
+    value: Number
+    bound: str
+    passed: bool
+    refuses: bool
+    text: str
+
+
+class Admission(Config):
+    """The decision on one world model.
+
+    Attributes:
+        report: the trust.json asked. verdicts: on every requirement; empty where there is no report.
+        problem: what refuses; "" where nothing does.
+        ignored: something refuses and `env.trust.ignore=true` overruled it. To be shown in red.
+        warnings: requirements that only warn and were not reached.
+        trust_horizon: control steps after which imagination should end, 0 where nothing holds; None: not measured.
+    """
+
+    report: str
+    verdicts: tuple[Verdict, ...] = ()
+    problem: str = ""
+    ignored: bool = False
+    warnings: tuple[str, ...] = ()
+    trust_horizon: int | None = None
+
+    @property
+    def page(self) -> Path:
+        """The trust page, which lies beside the report."""
+        return Path(self.report).with_suffix(".html")
+
+
+class TrustClip(Config):
+    """An imagined-beside-real clip: its file, relative to the trust report, and how both ended."""
+
+    file: str
+    start: str
+    instruction: str
+    real: bool
+    imagined: bool
 
 
 @runtime_checkable
@@ -359,52 +407,6 @@ class WatchingPolicy(Protocol):
 
     def watch(self, env_ids: Sequence[int], begins: Sequence[bool], tasks: Sequence[str]) -> None:
         """Note the environment of each row, whether its episode begins, and its task. Called before each `act`."""
-        ...
-
-
-class Learner(Protocol):
-    """What improves a policy: `batch = prepare(episodes)`, then `update(batch)`.
-
-    Attributes:
-        iteration: updates done.
-        stopwatch: counts the seconds of "forward_backward" and "optimizer".
-    """
-
-    iteration: int
-    stopwatch: Stopwatch
-
-    def prepare(self, episodes: Sequence[Episode]) -> Batch:
-        """Return what one update learns from. Lost episodes are left out.
-
-        Raises:
-            ValueError: nothing usable.
-        """
-        ...
-
-    def update(
-        self, batch: Batch, extra_loss: Callable[[], tuple[torch.Tensor, Mapping[str, Any]]] | None = None
-    ) -> dict[str, float]:
-        """Improve the policy on a batch from `prepare`; returns metrics by name.
-
-        Args:
-            extra_loss: draws a batch of demonstrations and returns (loss, metrics), for an algorithm that is anchored
-                to them.
-
-        Raises:
-            TrainingDivergedError: steps were skipped too often in a row, or a weight became NaN or infinite.
-        """
-        ...
-
-    def num_steps(self, batch: Batch) -> int:
-        """Return how many optimizer steps `update` makes on a batch, unless some are skipped."""
-        ...
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return tensors and JSON-able values from which `load_state` continues exactly, the policy's left out."""
-        ...
-
-    def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
         ...
 
 

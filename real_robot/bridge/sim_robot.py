@@ -127,7 +127,7 @@ class SimRobot:
         from std_srvs.srv import Trigger
 
         self.config, self._say = config, say
-        env_config: Any = build_component("env", config.env)
+        env_config = build_component("env", config.env)
         self._env = env_config.start()
         self._spec = self._env.spec
         if config.task not in self._spec.tasks:

@@ -49,7 +49,7 @@ class Shown:
 
 def show(kind: str, camera: str, **options: Any) -> Shown:
     values = {"kind": kind, "image_size": SIZE, "cameras": ["agentview", "wrist"], "structure": True, **options}
-    config: Any = build_component("env", values)
+    config = build_component("env", values)
     env = config.make()
     env.reset(EpisodeSpec(env.spec.tasks and next(iter(env.spec.tasks)), index=1))
     for _ in range(6):

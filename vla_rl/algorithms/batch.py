@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.training.rollout_success import count_informative
 from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import Policy
 
-NO_EPISODE = (
-    "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
-    "dies or hangs loses its episode)."
-)
 NOTHING_TO_COMPARE = (
     "algo.kind {!r} compares episodes from the same initial state, but each of the {} groups has one. Set the "
     "rollout's group size to at least 2, or use ppo or reinforce_pp."
@@ -227,18 +222,6 @@ def shuffle_advantages(advantages: np.ndarray, generator: np.random.Generator) -
     return advantages[generator.permutation(len(advantages))]
 
 
-def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes that were not lost.
-
-    Raises:
-        ValueError: none is left.
-    """
-    usable = [e for e in episodes if not e.lost]
-    if not usable:
-        raise ValueError(NO_EPISODE.format(len(episodes)))
-    return usable
-
-
 def rows_by_group(groups: np.ndarray) -> list[np.ndarray]:
     """Return each group's rows, in order of the groups' numbers; those of an array int (E,)."""
     return [np.flatnonzero(groups == group) for group in np.unique(groups)]
@@ -255,17 +238,3 @@ def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     for rows in rows_by_group(groups):
         result[rows] = not all_same(rewards[rows])
     return result
-
-
-def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return success, length and group statistics of a rollout, by name."""
-    usable = usable_episodes(episodes)
-    informative, num_groups = count_informative(usable)
-    return {
-        "rollout/success_rate": float(np.mean([e.success for e in usable])),
-        "rollout/reward": float(np.mean([e.total_reward for e in usable])),
-        "rollout/length": float(np.mean([e.length for e in usable])),
-        "rollout/num_episodes": float(len(usable)),
-        "rollout/num_lost": float(len(episodes) - len(usable)),
-        "rollout/informative_groups": informative / num_groups,
-    }

@@ -129,7 +129,7 @@ def collect(
 ) -> None:
     """Write a LeRobotDataset: the scripted expert's demonstrations, or a policy's episodes."""
     from vla_rl.recipe.checks import COLLECT
-    from vla_rl.recipe.collect_config import CollectConfig
+    from vla_rl.rollout.recording_plan import CollectConfig
     from vla_rl.workflows.collect import collect as run_collect
 
     check_writable(output)

@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "rollout": {
         "local": "vla_rl.rollout.source:LocalRolloutConfig",
-        "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
+        "ray": "vla_rl.rollout.actors.rollouts:RayRolloutConfig",
     },
     "plan": {
         "best_of_n": "world_model.env.planning:PlanConfig",

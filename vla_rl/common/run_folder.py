@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -298,6 +299,29 @@ def _git(*arguments: str) -> str | None:
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """The rows of a metrics.jsonl, null as NaN; a last line cut off by a kill is left out.
+
+    Raises:
+        ValueError: a line that is not JSON, by number.
+    """
+    rows = []
+    for line in whole_lines(Path(path)):
+        rows.append({key: math.nan if value is None else value for key, value in json.loads(line).items()})
+    return rows
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The complete lines of a JSONL file."""
+    lines = path.read_text(errors="replace").split("\n")[:-1]
+    for number, line in enumerate(lines, start=1):
+        try:
+            json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error}). Remove the line to go on.") from None
+    return lines
 
 
 # --- what may change when a run is resumed ------------------------------------------------------

@@ -146,7 +146,7 @@ def film(
     Sampled as they were, but in other batches, whose rounding may change one; the file name says how it ended:
     `<name>__<task>__<mode>__<split>-<index>__<success|failure>.mp4`.
     """
-    from vla_rl.report.video import write_episode_video
+    from vla_rl.evaluation.video import write_episode_video
 
     mode, temperature = list(config.modes().items())[-1]
     chosen: list[EpisodeRecord] = []

@@ -29,7 +29,7 @@ from vla_rl.distributed.process_group import check_device_name, resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.base import PolicyConfig
-from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
 from vla_rl.training.metrics import LogConfig
 

@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from pydantic import BaseModel
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.evaluation.admission import Admission, TrustClips, Verdict
 from vla_rl.evaluation.gate import GateCheck
+from vla_rl.interfaces import Admission, TrustClip, Verdict
 
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
 _TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
 _NEWEST = {"calibration_error": "calibration error", **_TRUSTED}
 MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
+
+
+class TrustClips(BaseModel):
+    """The clips that a trust.json names; whatever else it holds is the world model's own and passed over."""
+
+    clips: tuple[TrustClip, ...] = ()
 
 
 def imagination(folder: Path) -> dict[str, Any] | None:

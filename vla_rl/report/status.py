@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.common.run_status import read_status
-from vla_rl.training.metrics import read_metrics
 
 STAGES = ("simulation", "inference", "forward_backward", "optimizer", "other")
 

@@ -17,9 +17,9 @@ from vla_rl.interfaces import HalvedEnv, ProgressEnv
 from vla_rl.rewards.base import RewardModel
 from vla_rl.rollout.env_checks import checked_ids
 from vla_rl.rollout.practice import PracticeEnv
-from vla_rl.types import Episode, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.rollout.success import TRUE_SUCCESS
+from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
 
-TRUE_SUCCESS = "true_success"  # In `Episode.info`: had the task really been carried out, by the end of each chunk?
 NEVER = 10**9  # Control steps after a success: the simulator does not end an episode for it.
 
 
@@ -120,20 +120,3 @@ class RewardedEnv(WholeEnv):
                 f"which {every} is no multiple. Let the policy execute as many as divide it (policy.num_actions), or "
                 f"fit the reward again with reward.every={count}"
             )
-
-
-def reward_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How success as it was paid compares with the truth, of episodes that broke not; none where the simulator paid.
-
-    False successes: of the episodes that really failed, those that counted. Missed: of the others, those that did not.
-    """
-    if not episodes or TRUE_SUCCESS not in episodes[0].info:
-        return {}
-    truth = np.array([bool(e.info[TRUE_SUCCESS][-1]) for e in episodes])
-    paid = np.array([e.success for e in episodes])
-    logged = {"train/success_by_simulator": float(truth.mean())}
-    if not truth.all():
-        logged["reward/false_success"] = float(paid[~truth].mean())
-    if truth.any():
-        logged["reward/missed_success"] = float((~paid)[truth].mean())
-    return logged

@@ -8,10 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from vla_rl.config import Config
+from pydantic import SerializeAsAny
+
+from vla_rl.config import Config, component
 from vla_rl.interfaces import EnvConfig, HalvedEnv
+from vla_rl.policies.base import PolicyConfig
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import Policy, VecEnv
-    from vla_rl.recipe.runs import TrainRecipe
     from vla_rl.rollout.runner import EpisodeRunner
 
 
@@ -196,13 +198,29 @@ class RolloutConfig(Config, ABC):
         return env
 
     @abstractmethod
-    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
+    def build(self, plan: RolloutPlan, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         """Start the source of this process.
 
         Args:
-            env: the run's environment.
+            plan: what rolls out, this section included. env: the run's environment, built.
             world: the processes that train together, each with a source of its own.
         """
+
+
+class RolloutPlan(Config):
+    """What rolls out, of a run's recipe: all that a process elsewhere must know to run its episodes.
+
+    Attributes:
+        groups: initial states per iteration. temperature: of the policy's sampling.
+    """
+
+    env: Annotated[SerializeAsAny[EnvConfig], component("env")]
+    policy: Annotated[SerializeAsAny[PolicyConfig], component("policy")]
+    rollout: Annotated[SerializeAsAny[RolloutConfig], component("rollout")]
+    groups: int
+    temperature: float
+    seed: int
+    device: str
 
 
 class LocalRolloutConfig(RolloutConfig):
@@ -210,8 +228,8 @@ class LocalRolloutConfig(RolloutConfig):
 
     kind: Literal["local"] = "local"
 
-    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> LocalSource:
-        return LocalSource(env, recipe.train.temperature)
+    def build(self, plan: RolloutPlan, env: VecEnv, world: ProcessGroup) -> LocalSource:
+        return LocalSource(env, plan.temperature)
 
 
 class LocalSource:

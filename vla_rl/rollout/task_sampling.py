@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
-from vla_rl.training.rollout_success import count_informative
+from vla_rl.rollout.success import count_informative
 from vla_rl.types import Episode, EpisodeSpec
 
 # Streams of the random generator: order of tasks, of states, Thompson draws, order of keyframes, of perturbations,

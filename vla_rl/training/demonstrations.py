@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.batch import Batch
+    from vla_rl.algorithms.learner import Learner
     from vla_rl.data.dataset import BCBatch
-    from vla_rl.interfaces import Learner, Policy
+    from vla_rl.interfaces import Policy
 
 
 class Demonstrations:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import usable_episodes
+from vla_rl.rollout.success import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from pydantic import Field
 
 from vla_rl.common.atomic import disk_full, is_disk_full, write_text_atomic
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import RunFolder, whole_lines
 from vla_rl.config import Config
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class MetricLogger:
         self._wandb = WandbRun(self.folder, config, run_config) if config.wandb != "disabled" else None
         path = RunFolder(self.folder).metrics
         if resume_step is not None and path.exists():
-            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
+            kept = [line for line in whole_lines(path) if json.loads(line)["step"] <= resume_step]
             write_text_atomic(path, "".join(line + "\n" for line in kept))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -248,29 +248,6 @@ class SilentLogger(MetricLogger):
 
     def log_evaluation(self, step: int, evaluation: Evaluation, videos: Sequence[Path]) -> None:
         """Nothing."""
-
-
-def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """The rows of a metrics.jsonl, null as NaN; a last line cut off by a kill is left out.
-
-    Raises:
-        ValueError: a line that is not JSON, by number.
-    """
-    rows = []
-    for line in _whole_lines(Path(path)):
-        rows.append({key: math.nan if value is None else value for key, value in json.loads(line).items()})
-    return rows
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines of a JSONL file."""
-    lines = path.read_text(errors="replace").split("\n")[:-1]
-    for number, line in enumerate(lines, start=1):
-        try:
-            json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not valid JSON ({error}). Remove the line to go on.") from None
-    return lines
 
 
 def _number(key: str, value: Any) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from vla_rl.algorithms.batch import rollout_metrics
+from vla_rl.algorithms.learner import Learner
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
@@ -24,12 +24,12 @@ from vla_rl.common.run_status import RunSteps
 from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.gate import Gate
-from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
+from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import GroupOrder, own_state, with_steps_after_success
+from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success
+from vla_rl.rollout.success import TRUE_SUCCESS, reward_metrics, rollout_metrics, success_metrics
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
     checkpoint_path,
@@ -43,7 +43,6 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.earlier_rollouts import EarlierRollouts
 from vla_rl.training.metrics import MetricLogger, SilentLogger
-from vla_rl.training.rollout_success import success_metrics
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
 
@@ -89,8 +88,13 @@ class TrainingRun:
         self._handlers: dict[int, Any] = {}
         self.steps = run_steps(self.folder, self.config, recipe.log.console, self.world.is_main)
         self._opened = ExitStack()
-        rollouts = recipe.model_copy(update={"env": with_steps_after_success(recipe.env, 0)})  # RL learns from none.
-        self.env = self._opened.enter_context(closing(recipe.rollout.build_env(rollouts.env)))
+        plan = RolloutPlan(
+            env=with_steps_after_success(recipe.env, 0),  # RL learns from none.
+            **{name: getattr(recipe, name) for name in ("policy", "rollout", "seed", "device")},
+            groups=self.config.groups,
+            temperature=self.config.temperature,
+        )
+        self.env = self._opened.enter_context(closing(plan.rollout.build_env(plan.env)))
         self._real_env: VecEnv | None = None
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
@@ -103,7 +107,7 @@ class TrainingRun:
             self.earlier = EarlierRollouts.of(self.config, self.world) if self.config.reuse else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
-            self.source = self._opened.enter_context(closing(recipe.rollout.build(rollouts, self.env, self.world)))
+            self.source = self._opened.enter_context(closing(plan.rollout.build(plan, self.env, self.world)))
             self.steps.dashboard = self.source.dashboard
             self._resumed_at = self._restore() if resume else None
         except BaseException:
@@ -229,7 +233,7 @@ class TrainingRun:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
         wanted, name = self.recipe.validation, f"iteration {self.iteration}"
-        total = self._own(wanted.num_episodes(self.real_env.spec))
+        total = len(self.world.deal(range(wanted.num_episodes(self.real_env.spec))))
         with self.world.unsharded(self.policy), self._progress(total, "validation", transient=True) as on_episode:
             result = evaluate(self.policy, self.real_env, wanted, name=name, on_episode=on_episode, world=self.world)
         sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
@@ -301,7 +305,7 @@ class TrainingRun:
                 self.logger.print(result.table())
 
         base = self.recipe.policy.path
-        total = self._own(self.recipe.eval.num_episodes(self.env.spec))
+        total = len(self.world.deal(range(self.recipe.eval.num_episodes(self.env.spec))))
         with self._progress(total, f"evaluation, {name}") as on_episode:
             return evaluate(
                 self.policy,
@@ -429,9 +433,6 @@ class TrainingRun:
             self._opened.close()
         if isinstance(error, TrainingDivergedError):
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
-
-    def _own(self, num_episodes: int) -> int:
-        return len(self.world.deal(range(num_episodes)))
 
     def _progress(self, total: int, text: str, transient: bool = False) -> Any:
         return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vla_rl.config import ConfigError
-from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.recipe_parts import build_policy, policy_version
 from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset, left_out
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vla_rl.common.child_process import start_child
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.distributed.actors.programs import LostError, Programs
+from vla_rl.rollout.actors.programs import LostError, Programs
 from vla_rl.recipe.recipe import load_recipe
 
 BASE, FINAL = "base", "final"  # evaluations that jobs leave

@@ -28,9 +28,8 @@ from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, list_shard
 from vla_rl.data.objects import object_features
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, Policy, VecEnv
-from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.rollout.episode_recording import EpisodeRecording
-from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, RecordingPlan
+from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, CollectConfig, RecordingPlan
 from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
 from vla_rl.types import ControlSource, EpisodeSpec, Observation, StepResult
 

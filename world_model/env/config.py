@@ -12,8 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_v
 
 from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
-from vla_rl.evaluation.admission import Admission
-from vla_rl.interfaces import EnvConfig, TrustError
+from vla_rl.interfaces import Admission, EnvConfig, TrustError
 from vla_rl.rollout.source import LaterEnv
 from vla_rl.types import EnvSpec, EpisodeSpec
 from world_model.config import ImaginationConfig

@@ -29,7 +29,7 @@ from vla_rl.rollout.env_checks import (
     checked_actions,
     checked_ids,
 )
-from vla_rl.training.rollout_success import PENALTY, PROBABILITY
+from vla_rl.rollout.success import PENALTY, PROBABILITY
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
@@ -44,7 +44,7 @@ from world_model.model.world_model import WorldModel
 from world_model.types import Frames
 
 if TYPE_CHECKING:
-    from vla_rl.evaluation.admission import Admission
+    from vla_rl.interfaces import Admission
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vla_rl.config import ConfigError
-from vla_rl.training.rollout_success import PENALTY
+from vla_rl.rollout.success import PENALTY
 from world_model.config import ImaginationConfig
 from world_model.imagination.chunk import ImaginedChunk
 from world_model.metadata import WorldModelMetadata

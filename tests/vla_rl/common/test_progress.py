@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 from vla_rl.common.progress import Stopwatch, episode_progress
-from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.collect import collect
 

@@ -38,7 +38,7 @@ SIMULATORS: dict[str, tuple[dict[str, Any], int, float]] = {  # env section, epi
 def collected(kind: str, folder: Path) -> tuple[Config, EpisodeDataset]:
     """Episodes of the noisy expert with the simulator's states, and the environment they are from."""
     section, episodes, noise = SIMULATORS[kind]
-    env: Any = build_component("env", section)
+    env = build_component("env", section)
     config = CollectConfig(
         dataset=str(folder),
         episodes_per_task=episodes,

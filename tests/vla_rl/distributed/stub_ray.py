@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.distributed.actors import ahead, ahead_worker, cluster, source, vec_env
+from vla_rl.rollout.actors import ahead, ahead_worker, cluster, source, vec_env
 
 ray = pytest.importorskip("ray")
 

@@ -21,7 +21,6 @@ from together import ALGOS, ENV, FOLDERS, MEMORY_BATCH, MEMORY_OPTIONS, SPEC, ru
 from torch.distributed.fsdp import FSDPModule
 from typer.testing import CliRunner
 
-from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.distributed import outcomes as outlines
@@ -36,6 +35,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout.success import rollout_metrics
 from vla_rl.training.checkpoint import load_checkpoint, trained_weights
 from vla_rl.training.memory import measure, per_process, skeleton, without_values
 from vla_rl.training.train import train

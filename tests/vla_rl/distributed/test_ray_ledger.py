@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
+from vla_rl.rollout.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
 from vla_rl.types import EpisodeSpec, Keyframe
 
 

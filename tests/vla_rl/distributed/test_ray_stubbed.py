@@ -18,16 +18,16 @@ from tiny_run import RECIPE
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, apply_overrides
-from vla_rl.distributed.actors import ahead_worker, cluster, hosted
-from vla_rl.distributed.actors.ahead import AheadSource
-from vla_rl.distributed.actors.cluster import Connection, cause_of
-from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS
-from vla_rl.distributed.actors.source import LockstepSource, RaySource
-from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.report.report import write_report
 from vla_rl.report.status import status_lines
+from vla_rl.rollout.actors import ahead_worker, cluster, hosted
+from vla_rl.rollout.actors.ahead import AheadSource
+from vla_rl.rollout.actors.cluster import Connection, cause_of
+from vla_rl.rollout.actors.ledger import MAX_ATTEMPTS
+from vla_rl.rollout.actors.source import LockstepSource, RaySource
+from vla_rl.rollout.actors.vec_env import RayVecEnv
 from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode, EpisodeSpec, Observation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.distributed.actors.cluster import release_freed_memory
+from vla_rl.rollout.actors.cluster import release_freed_memory
 
 
 def resident() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.distributed.actors.weights import load_shards, pack, shards, unpack
+from vla_rl.rollout.actors.weights import load_shards, pack, shards, unpack
 from vla_rl.training.checkpoint import CheckpointError, trained_weights
 
 

@@ -13,7 +13,6 @@ from reach_policy import ReachPolicy
 from sim.dummy import DummyConfig
 from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
-from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import (
     EvalConfig,
@@ -25,6 +24,7 @@ from vla_rl.evaluation.evaluate import (
 )
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.rollout.actors.rollouts import RayRolloutConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.types import EpisodeSpec
 

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from vla_rl.evaluation.admission import Admission
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.evaluation.suites import SuiteResults
+from vla_rl.evaluation.video import write_mp4
+from vla_rl.interfaces import Admission
 from vla_rl.report.charts import Bar, Line, bar_chart, line_chart, nice_ticks, stacked_bar
 from vla_rl.report.report import write_report
-from vla_rl.report.video import write_mp4
 from vla_rl.training.metrics import LogConfig, MetricLogger
 
 TASKS = ("push_to_zone", "stack")

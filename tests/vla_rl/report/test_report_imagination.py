@@ -12,9 +12,9 @@ from test_report import run, video  # noqa: F401  (fixtures)
 from vla_rl.evaluation.gate import GateCheck, Pooled
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.video import write_mp4
 from vla_rl.report.imagination import rounds
 from vla_rl.report.report import write_report
-from vla_rl.report.video import write_mp4
 
 VERDICT = {
     "figure": "false_success",

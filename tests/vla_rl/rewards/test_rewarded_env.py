@@ -15,8 +15,9 @@ from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.rewards.env import NEVER, TRUE_SUCCESS, RewardedEnv, reward_metrics
+from vla_rl.rewards.env import NEVER, RewardedEnv
 from vla_rl.rollout.runner import collect
+from vla_rl.rollout.success import TRUE_SUCCESS, reward_metrics
 from vla_rl.training.train import train
 from vla_rl.types import Episode, EpisodeSpec
 

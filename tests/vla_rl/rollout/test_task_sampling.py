@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_rl.algorithms.batch import rollout_metrics
+from vla_rl.rollout.success import PENALTY, count_informative, rollout_metrics
 from vla_rl.rollout.task_sampling import SamplingConfig, TaskSampler, groups_to_resample
-from vla_rl.training.rollout_success import PENALTY, count_informative
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 

@@ -81,7 +81,6 @@ def test_it_must_be_one_process_and_an_algorithm_that_can(tmp_path):
     two = ProcessGroup(size=2)
     with pytest.raises(ValueError, match=r"train.reuse: got 1 with 2 processes"):
         EarlierRollouts.of(TrainConfig(reuse=1), two)
-    assert EarlierRollouts.of(TrainConfig(), two) is None
     with pytest.raises(ConfigError, match=r"train.reuse: got 1, but algo.kind 'dr_grpo'"):
         values = "{kind: world_model, path: x}"
         make_recipe(tmp_path, "train.reuse=1", "algo.kind=dr_grpo", f"algo.values={values}")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from tiny_run import save_small_policy, small_recipe
 
+from vla_rl.common.run_folder import read_metrics
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
-from vla_rl.training.metrics import LogConfig, MetricLogger, read_metrics
+from vla_rl.training.metrics import LogConfig, MetricLogger
 from vla_rl.workflows.evaluate_policy import evaluate
 
 QUIET = LogConfig(tensorboard=False, console=False)

@@ -23,8 +23,8 @@ from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
-from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, read_recipe
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.training.train import train
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.clone import clone

@@ -17,10 +17,10 @@ from tiny_run import RECIPE, make_recipe, save_policy
 
 from vla_rl.cli.options import PROGRAM as VLA_RL
 from vla_rl.config import ConfigError, apply_overrides, dump_yaml
-from vla_rl.distributed.actors.cluster import Setting
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import read_recipe
+from vla_rl.rollout.actors.cluster import Setting
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.jobs import Cluster, Job, run_jobs
 from vla_rl.workflows.sweep import RESULT_FILE, Sweep
@@ -126,7 +126,7 @@ def test_a_sweep_of_two_trainings_on_a_cluster_ends_with_its_table(cluster: str,
 
 
 def test_what_a_cluster_cannot_run_is_refused(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_rl.distributed.actors import programs
+    from vla_rl.rollout.actors import programs
 
     with pytest.raises(ConfigError, match=r"--job-cpus, --job-gpus: got 2 and 1, but no machine .* 3 CPUs and 0 GPUs"):
         programs.Programs(cluster, tmp_path, cpus=2, gpus=1)

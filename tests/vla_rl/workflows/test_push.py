@@ -22,7 +22,7 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.training.train import train
 from vla_rl.workflows.push import push
 from vla_rl.workflows.record_dataset import collect_dataset

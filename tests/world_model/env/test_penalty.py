@@ -14,9 +14,9 @@ from toy import SIZE, ToyInitialFrames, push, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.figure import Figure
-from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.runner import collect
-from vla_rl.training.rollout_success import success_metrics
+from vla_rl.rollout.success import success_metrics
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.config import WorldModelEnvConfig

@@ -16,7 +16,7 @@ from toy import GOAL, METADATA, ToyInitialFrames, push, through_a_file, toy_env,
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
-from vla_rl.training.rollout_success import success_metrics
+from vla_rl.rollout.success import success_metrics
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv

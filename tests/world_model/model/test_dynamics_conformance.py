@@ -132,7 +132,7 @@ def test_its_config_and_weights_make_the_same_again(dynamics: Dynamics) -> None:
 
 def test_what_is_no_dynamics_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"dynamics\.kind: .* extends world_model\.interfaces\.DynamicsConfig"):
-        validate(WorldModelConfig, {"dynamics": {"kind": "vla_rl.recipe.collect_config:CollectConfig"}})
+        validate(WorldModelConfig, {"dynamics": {"kind": "vla_rl.rollout.recording_plan:CollectConfig"}})
     with pytest.raises(ConfigError, match=r"world_model\.model\.dynamics\.spred: unknown key .* Did you mean 'spread'"):
         validate(FitConfig, {"model": {"dynamics": {**VARIANTS["outside"], "spred": 1}}}, prefix="world_model")
 

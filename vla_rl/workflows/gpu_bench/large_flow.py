@@ -39,7 +39,7 @@ def on_device(name: str, is_full: bool, device: torch.device, **chosen: Any) -> 
             size |= {} if name == "smolvla" else {"tokenizer": folder}
         else:
             size = {"preset": "tiny"}
-        config: Any = build_component("policy", {"kind": "lerobot", **OPTIONS[name], **size, **LORA, **chosen})
+        config = build_component("policy", {"kind": "lerobot", **OPTIONS[name], **size, **LORA, **chosen})
         with own:
             policy = config.build(spec, device, 0)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))

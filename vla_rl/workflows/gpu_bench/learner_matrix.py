@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.algorithms.learner import Learner
 from vla_rl.config import build_component
-from vla_rl.interfaces import Learner, Policy
+from vla_rl.interfaces import Policy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.types import Episode, EpisodeSpec
 from vla_rl.workflows.gpu_bench import policy_matrix
@@ -59,7 +60,7 @@ COMPARED = ("loss/policy", "grad_norm/policy", "loss/value", "update/kl_referenc
 
 def build(name: str, device: str | torch.device) -> tuple[Policy, Learner]:
     """The case's policy and its learner, the same on every device."""
-    policy_config: Any = build_component("policy", {"precision": "fp32"} | CASES[name][0])
+    policy_config = build_component("policy", {"precision": "fp32"} | CASES[name][0])
     policy: Any = policy_config.build(SPEC, device, 0)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     policy.eval()
@@ -68,7 +69,7 @@ def build(name: str, device: str | torch.device) -> tuple[Policy, Learner]:
 
 def learner(name: str, policy: Policy) -> Learner:
     """The case's learner for a policy."""
-    config: Any = build_component("algo", CASES[name][1])
+    config = build_component("algo", CASES[name][1])
     return config.build(policy, 0, temperature=1.0)
 
 

@@ -21,9 +21,9 @@ from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.report.report import write_report
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe
-from vla_rl.training.metrics import read_metrics
 from vla_rl.training.train import TrainConfig
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport

@@ -21,8 +21,8 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, apply_overrides, read_yaml
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
+from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.loop import closed_loop as loop

@@ -81,7 +81,7 @@ def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
     """A run of a minute's fraction: a dot that moves at random solves it now and then."""
 
     options = {"image_size": 32, "action_bins": 5, "chunk_size": 4, "precision": "fp32"}
-    config: Any = build_component("policy", {"kind": "openvla", **options})
+    config = build_component("policy", {"kind": "openvla", **options})
     policy = config.build(DummyConfig().env_spec(), "cpu", 0)
     policy.set_norm_stats({"q01": [-1] * 7, "q99": [1] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})
     policy.save(base)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vla_rl.config import build_component
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.workflows.gpu_bench.large_policy import LORA, PARALLEL, drawn_chunk, observations, on_device, options
@@ -56,7 +54,7 @@ class Updating:
         """One optimizer step of GRPO, of two micro-batches."""
         sheet, policy = self.sheet, self.policy
         values = {"kind": "grpo", "epochs": 1, "minibatch_size": 2 * size, "micro_batch_size": size}
-        config: Any = build_component("algo", values)
+        config = build_component("algo", values)
         learner = config.build(policy, 0, temperature=1.0)
         batch = learner.prepare(episodes(policy, groups=2, size=size, decisions=1))
         seconds = median_seconds(lambda: learner.update(batch), sheet.device, 3 if sheet.is_full else 1, 1)

@@ -11,41 +11,40 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import Setting, where_here
-from vla_rl.distributed.actors.vec_env import RayVecEnv
-from vla_rl.distributed.actors.weights import Packed, load_shards
+from vla_rl.config import validate
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
+from vla_rl.rollout.actors.cluster import Setting, where_here
+from vla_rl.rollout.actors.vec_env import RayVecEnv
+from vla_rl.rollout.actors.weights import Packed, load_shards
+from vla_rl.rollout.source import RolloutPlan
 from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
-    from vla_rl.distributed.actors.config import RayRolloutConfig
-    from vla_rl.recipe.runs import TrainRecipe
+    from vla_rl.rollout.actors.config import RayOptions
 
 
 class PolicyCopy:
-    """The run's policy, made from its recipe, with the weights that the trainer published last.
+    """The run's policy, made as its recipe says, with the weights that the trainer published last.
 
     Attributes:
         version: updates that the weights have seen.
     """
 
-    def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
+    def __init__(self, plan: Mapping[str, Any], setting: Setting) -> None:
         import torch
-
-        from vla_rl.recipe.recipe import read_recipe
 
         setting.enter()
         torch.set_num_threads(setting.num_threads)  # Of this thread, with which the policy acts.
-        self.recipe = cast("TrainRecipe", read_recipe(recipe))
+        self.plan = validate(RolloutPlan, dict(plan))
         self.version = -1
-        spec, device = self.recipe.env.env_spec(), resolve_device(self.recipe.device)
-        self.policy: Policy = self.recipe.policy.build(spec, device, self.recipe.seed)
+        spec, device = self.plan.env.env_spec(), resolve_device(self.plan.device)
+        self.policy: Policy = self.plan.policy.build(spec, device, self.plan.seed)
 
     @property
-    def config(self) -> RayRolloutConfig:
-        """The recipe's section."""
-        return cast("RayRolloutConfig", self.recipe.rollout)  # Only Ray's sources make workers.
+    def config(self) -> RayOptions:
+        """The plan's section."""
+        return cast("RayOptions", self.plan.rollout)  # Only Ray's sources make workers.
 
     def load(self, weights: Sequence[Packed], version: int) -> None:
         """Take over the trainable weights of this version, in shards."""
@@ -62,8 +61,8 @@ def stamped(episode: Episode, versions: Sequence[int]) -> Episode:
 class LockstepWorker:
     """Runs whole rollouts as one process does: all environments step together, and nothing is learned meanwhile."""
 
-    def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
-        self._recipe, self._setting = recipe, setting
+    def __init__(self, plan: Mapping[str, Any], setting: Setting) -> None:
+        self._plan, self._setting = plan, setting
         self._copy: PolicyCopy | None = None
         self._env: RayVecEnv | None = None
         self._stopwatch = Stopwatch()
@@ -91,8 +90,8 @@ class LockstepWorker:
 
         with self._lock:
             if self._copy is None or self._env is None:
-                self._copy = PolicyCopy(self._recipe, self._setting)
-                self._env = RayVecEnv(self._copy.recipe.env, self._copy.config, self._setting)
+                self._copy = PolicyCopy(self._plan, self._setting)
+                self._env = RayVecEnv(self._copy.plan.env, self._copy.config, self._setting)
             self._copy.load(weights, version)
             started = time.monotonic()
             self._stopwatch.restart()
@@ -100,7 +99,7 @@ class LockstepWorker:
                 self._copy.policy,
                 self._env,
                 specs,
-                temperature=self._copy.recipe.train.temperature,
+                temperature=self._copy.plan.temperature,
                 seed=seed,
                 stopwatch=self._stopwatch,
                 on_episode=self._count,

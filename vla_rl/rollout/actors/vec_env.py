@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.distributed.actors.cluster import (
+from vla_rl.interfaces import EnvConfig
+from vla_rl.rollout.actors.cluster import (
     UNRECORDED,
     Connection,
     Setting,
@@ -19,13 +20,12 @@ from vla_rl.distributed.actors.cluster import (
     is_the_callers,
     shortage,
 )
-from vla_rl.distributed.actors.host import Course, EnvHost, Question, is_same, join_results, lost_result
-from vla_rl.interfaces import EnvConfig
+from vla_rl.rollout.actors.host import Course, EnvHost, Question, is_same, join_results, lost_result
 from vla_rl.rollout.env_checks import checked_ids
 from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
-    from vla_rl.distributed.actors.config import RayRolloutConfig
+    from vla_rl.rollout.actors.config import RayOptions
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class Troubles:
         self.seconds += other.seconds
 
 
-def no_host(config: RayRolloutConfig, why: str = "") -> RuntimeError:
+def no_host(config: RayOptions, why: str = "") -> RuntimeError:
     """The error that there is no host at all; `why`: what became of the last one."""
     after = f", the last one {why}" if why else ""
     return RuntimeError(f"rollout.hosts: none started within {config.start_timeout_s:g} s{after}; {shortage(config)}")
 
 
-def start_host(env: Mapping[str, Any], config: RayRolloutConfig, setting: Setting, record_frames: bool = False) -> Any:
+def start_host(env: Mapping[str, Any], config: RayOptions, setting: Setting, record_frames: bool = False) -> Any:
     """Ask Ray for a host, on whichever node has room; it lives as long as the process that asks."""
     import ray
 
@@ -98,7 +98,7 @@ class RayVecEnv:
     def __init__(
         self,
         env: EnvConfig,
-        config: RayRolloutConfig,
+        config: RayOptions,
         setting: Setting,
         num_envs: int = 0,
         record_frames: bool = False,

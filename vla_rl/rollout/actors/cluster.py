@@ -18,7 +18,7 @@ from vla_rl.config import ConfigError
 if TYPE_CHECKING:
     from ray.exceptions import RayError, RayTaskError
 
-    from vla_rl.distributed.actors.config import RayRolloutConfig
+    from vla_rl.rollout.actors.config import RayOptions
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Connection:
                 ray.shutdown()
 
 
-def connect(config: RayRolloutConfig) -> Connection:
+def connect(config: RayOptions) -> Connection:
     """Join the cluster that the options name, or start a Ray here; nothing where this process has joined one.
 
     Raises:
@@ -135,7 +135,7 @@ def join(address: str, option: str, otherwise: str) -> Connection:
     return Connection(is_ours=True, dashboard=f"http://{found}" if found else "")
 
 
-def shortage(config: RayRolloutConfig) -> str:
+def shortage(config: RayOptions) -> str:
     """What the cluster has, what is free of it, and what a worker and a host ask for."""
     import ray
 
@@ -149,7 +149,7 @@ def shortage(config: RayRolloutConfig) -> str:
     )
 
 
-def wait_for_room(config: RayRolloutConfig, num_trainers: int) -> None:
+def wait_for_room(config: RayOptions, num_trainers: int) -> None:
     """Wait until the cluster's machines can hold all workers with a host each, for `start_timeout_s` at most.
 
     What others have reserved counts as room, since they may end. A Ray of this machine alone gets no more machines.
@@ -165,7 +165,7 @@ def wait_for_room(config: RayRolloutConfig, num_trainers: int) -> None:
         time.sleep(min(ROOM_SECONDS, config.start_timeout_s))
 
 
-def _lack(config: RayRolloutConfig, num_workers: int) -> str:
+def _lack(config: RayOptions, num_workers: int) -> str:
     """What the cluster's machines cannot hold; empty: nothing."""
     import ray
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.common.row_noise import RowGenerator
-from vla_rl.distributed.actors.cluster import (
+from vla_rl.rollout.actors.cluster import (
     Setting,
     cause_of,
     how_gone,
@@ -20,11 +20,11 @@ from vla_rl.distributed.actors.cluster import (
     release_freed_memory,
     where_here,
 )
-from vla_rl.distributed.actors.host import Course, is_same, lost_result
-from vla_rl.distributed.actors.ledger import Ticket
-from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, no_host, start_host
-from vla_rl.distributed.actors.weights import Packed
-from vla_rl.distributed.actors.worker import PolicyCopy, stamped
+from vla_rl.rollout.actors.host import Course, is_same, lost_result
+from vla_rl.rollout.actors.ledger import Ticket
+from vla_rl.rollout.actors.vec_env import MAX_MOVES, Troubles, no_host, start_host
+from vla_rl.rollout.actors.weights import Packed
+from vla_rl.rollout.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
 
@@ -100,8 +100,8 @@ class AheadWorker:
     of its own.
     """
 
-    def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
-        self._recipe, self._setting = recipe, setting
+    def __init__(self, plan: Mapping[str, Any], setting: Setting) -> None:
+        self._plan, self._setting = plan, setting
         self._copy: PolicyCopy | None = None
         self._troubles = Troubles()
         self._fatal: BaseException | None = None
@@ -121,10 +121,10 @@ class AheadWorker:
     async def load(self, version: int, *weights: Packed) -> None:
         """Act with these weights from the next decision on."""
         if self._copy is None:
-            self._copy = copy = PolicyCopy(self._recipe, self._setting)
+            self._copy = copy = PolicyCopy(self._plan, self._setting)
             copy.policy.eval()
             self._hostless_since = time.monotonic()
-            parts = np.array_split(np.arange(copy.recipe.env.num_envs), copy.config.hosts)
+            parts = np.array_split(np.arange(copy.plan.env.num_envs), copy.config.hosts)
             for work in (*(self._keep_host(len(part)) for part in parts), self._act_forever()):
                 self._tasks.append(task := asyncio.create_task(work))
                 task.add_done_callback(self._end)
@@ -203,7 +203,7 @@ class AheadWorker:
     async def _act_forever(self) -> None:
         assert self._copy is not None, "load begins this"
         copy, noise, most = self._copy, RowGenerator(), self._copy.config.batch
-        noise.manual_seed(copy.recipe.seed)
+        noise.manual_seed(copy.plan.seed)
         while True:
             await self._asked.wait()
             if len(self._questions) < min(most, self._num_running):
@@ -217,7 +217,7 @@ class AheadWorker:
             try:
                 noise.rows = [question.generator for question in batch]
                 obs = Observation.concatenate([question.obs for question in batch])
-                chunk = copy.policy.act(obs, noise, copy.recipe.train.temperature)
+                chunk = copy.policy.act(obs, noise, copy.plan.temperature)
                 answers = [chunk.select([row]) for row in range(len(batch))]
             except Exception as error:  # The episodes' callers raise it.
                 for question in batch:
@@ -279,7 +279,7 @@ class AheadWorker:
         import ray.exceptions
 
         assert self._copy is not None, "load begins this"
-        config, values = self._copy.config, self._copy.recipe.env.model_dump(mode="json")
+        config, values = self._copy.config, self._copy.plan.env.model_dump(mode="json")
         broke: float | None = None
         said = ""
         while True:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.common.child_process import start_child
 from vla_rl.config import ConfigError
-from vla_rl.distributed.actors.cluster import Setting, cause_of, imported, join
+from vla_rl.rollout.actors.cluster import Setting, cause_of, imported, join
 
 OPTION = "--ray"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import (
+from vla_rl.policies.base import resolve_path
+from vla_rl.rollout.actors.cluster import (
     UNRECORDED,
     Connection,
     Setting,
@@ -18,34 +19,32 @@ from vla_rl.distributed.actors.cluster import (
     how_gone,
     shortage,
 )
-from vla_rl.distributed.actors.ledger import Ledger, Ticket
-from vla_rl.distributed.actors.vec_env import Troubles
-from vla_rl.distributed.actors.weights import shards
-from vla_rl.policies.base import resolve_path
+from vla_rl.rollout.actors.ledger import Ledger, Ticket
+from vla_rl.rollout.actors.vec_env import Troubles
+from vla_rl.rollout.actors.weights import shards
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import GroupOrder
+from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode
 
 if TYPE_CHECKING:
-    from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
-    from vla_rl.recipe.runs import TrainRecipe
+    from vla_rl.rollout.actors.config import RayOptions
 
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
 
 
-def start_worker(worker: type, recipe: TrainRecipe, config: RayRolloutConfig, max_concurrency: int) -> Any:
+def start_worker(worker: type, plan: RolloutPlan, config: RayOptions, max_concurrency: int) -> Any:
     """Ask Ray for a worker; it lives as long as this process."""
     import ray
 
-    values, path = recipe.model_dump(mode="json"), recipe.policy.path
+    values, path = plan.model_dump(mode="json"), plan.policy.path
     if path:
         values["policy"]["path"] = str(resolve_path(path))
     options = {"num_cpus": config.worker_cpus, "num_gpus": config.worker_gpus, "max_concurrency": max_concurrency}
     return ray.remote(worker).options(**options, **UNRECORDED).remote(values, Setting.here())
 
 
-def not_heard(has_answered: bool, seconds: float, config: RayRolloutConfig) -> str:
+def not_heard(has_answered: bool, seconds: float, config: RayOptions) -> str:
     """What is wrong with a worker that does not answer."""
     return (
         f"said nothing for {seconds:g} s" if has_answered else f"did not start within {seconds:g} s: {shortage(config)}"
@@ -78,9 +77,9 @@ class _Job:
 class RaySource(ABC):
     """What both sources share: the trainer's weights, the ledger, what broke, and the end."""
 
-    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
+    def __init__(self, plan: RolloutPlan, config: RayOptions, connection: Connection) -> None:
         self.staleness, self.dashboard = config.staleness, connection.dashboard
-        self._recipe, self._config, self._connection = recipe, config, connection
+        self._plan, self._config, self._connection = plan, config, connection
         self._ledger, self._troubles, self._num_workers_lost = Ledger[Any](), Troubles(), 0
         self._weights: tuple[Any, ...] = ()  # The newest version's shards in Ray's store.
         self._version = -1
@@ -151,8 +150,8 @@ class LockstepSource(RaySource):
     part is run again from its beginning, with the same seed. No group is under way between rollouts.
     """
 
-    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
-        super().__init__(recipe, config, connection)
+    def __init__(self, plan: RolloutPlan, config: RayOptions, connection: Connection) -> None:
+        super().__init__(plan, config, connection)
         self._workers = [self._new_worker() for _ in range(config.workers)]
         self._since = time.monotonic()  # When the rollout before ended.
 
@@ -161,9 +160,9 @@ class LockstepSource(RaySource):
         return actors
 
     def _new_worker(self) -> Any:
-        from vla_rl.distributed.actors.worker import LockstepWorker
+        from vla_rl.rollout.actors.worker import LockstepWorker
 
-        return start_worker(LockstepWorker, self._recipe, self._config, max_concurrency=2)
+        return start_worker(LockstepWorker, self._plan, self._config, max_concurrency=2)
 
     def _collect(self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]) -> list[Episode]:
         started, before = time.monotonic(), self._ledger.num_redone

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import cause_of, how_gone
-from vla_rl.distributed.actors.ledger import Ticket
-from vla_rl.distributed.actors.source import LOOK_SECONDS, RaySource, not_heard, start_worker
+from vla_rl.rollout.actors.cluster import cause_of, how_gone
+from vla_rl.rollout.actors.ledger import Ticket
+from vla_rl.rollout.actors.source import LOOK_SECONDS, RaySource, not_heard, start_worker
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import GroupOrder
+from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode
 
 if TYPE_CHECKING:
-    from vla_rl.distributed.actors.cluster import Connection
-    from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
-    from vla_rl.recipe.runs import TrainRecipe
+    from vla_rl.rollout.actors.cluster import Connection
+    from vla_rl.rollout.actors.config import RayOptions
 
 MOST_AT_ONCE = 100_000  # episodes handed to one worker, which runs as many as its hosts hold
 
@@ -57,8 +56,8 @@ class AheadSource(RaySource):
     A group whose oldest chunk is more than `staleness` updates old is begun again: none is left out for being slow.
     """
 
-    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
-        super().__init__(recipe, config, connection)
+    def __init__(self, plan: RolloutPlan, config: RayOptions, connection: Connection) -> None:
+        super().__init__(plan, config, connection)
         self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
         self._workers: list[_Worker] = []
         self._num_workers, self._looked, self._busy = 0, 0.0, {"envs": 0.0, "policy": 0.0}
@@ -76,9 +75,9 @@ class AheadSource(RaySource):
             self._start()
 
     def _start(self, since: float | None = None) -> None:
-        from vla_rl.distributed.actors.ahead_worker import AheadWorker
+        from vla_rl.rollout.actors.ahead_worker import AheadWorker
 
-        actor = start_worker(AheadWorker, self._recipe, self._config, max_concurrency=MOST_AT_ONCE)
+        actor = start_worker(AheadWorker, self._plan, self._config, max_concurrency=MOST_AT_ONCE)
         loads = [actor.load.remote(self._version, *self._weights)]
         self._workers.append(_Worker(self._num_workers, actor, loads=loads, asked=time.monotonic(), since=since))
         self._num_workers += 1

@@ -1,4 +1,4 @@
-"""What an iteration's rollouts came to: success, what was paid for it, and whether groups of them tell anything."""
+"""What is logged of a rollout: success, reward, and how many of its groups tell anything."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import numpy as np
 
 from vla_rl.types import Episode
 
+NO_EPISODE = (
+    "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
+    "dies or hangs loses its episode)."
+)
+# In `Episode.info`: had the task really been carried out, by the end of each chunk, where a reward model judges?
+TRUE_SUCCESS = "true_success"
 # In `Episode.info`: what was taken off each chunk's reward, which says nothing of success; and where the reward is a
 # verdict, the highest probability of success in each chunk.
 PENALTY, PROBABILITY = "penalty", "probability"
@@ -60,3 +66,46 @@ def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagin
         if len(likely) == len(from_start):
             found["train/imagined_probability"] = float(np.mean(likely))
     return found
+
+
+def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes that were not lost.
+
+    Raises:
+        ValueError: none is left.
+    """
+    usable = [e for e in episodes if not e.lost]
+    if not usable:
+        raise ValueError(NO_EPISODE.format(len(episodes)))
+    return usable
+
+
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return success, length and group statistics of a rollout, by name."""
+    usable = usable_episodes(episodes)
+    informative, num_groups = count_informative(usable)
+    return {
+        "rollout/success_rate": float(np.mean([e.success for e in usable])),
+        "rollout/reward": float(np.mean([e.total_reward for e in usable])),
+        "rollout/length": float(np.mean([e.length for e in usable])),
+        "rollout/num_episodes": float(len(usable)),
+        "rollout/num_lost": float(len(episodes) - len(usable)),
+        "rollout/informative_groups": informative / num_groups,
+    }
+
+
+def reward_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How success as it was paid compares with the truth, of episodes that broke not; none where the simulator paid.
+
+    False successes: of the episodes that really failed, those that counted. Missed: of the others, those that did not.
+    """
+    if not episodes or TRUE_SUCCESS not in episodes[0].info:
+        return {}
+    truth = np.array([bool(e.info[TRUE_SUCCESS][-1]) for e in episodes])
+    paid = np.array([e.success for e in episodes])
+    logged = {"train/success_by_simulator": float(truth.mean())}
+    if not truth.all():
+        logged["reward/false_success"] = float(paid[~truth].mean())
+    if truth.any():
+        logged["reward/missed_success"] = float((~paid)[truth].mean())
+    return logged

@@ -4,7 +4,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from vla_rl.report.video import FAILURE_COLOR, SUCCESS_COLOR, decorate, tile, upscale, write_mp4
+from vla_rl.evaluation.video import FAILURE_COLOR, SUCCESS_COLOR, decorate, tile, upscale, write_mp4
 
 
 def frames(count=5, height=64, width=64, value=100):

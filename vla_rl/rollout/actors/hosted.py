@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import SerializeAsAny, model_serializer
 
 from vla_rl.config import component
-from vla_rl.distributed.actors.cluster import Setting, connect
-from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.interfaces import EnvConfig, VecEnv
-from vla_rl.rollout.source import RolloutConfig
+from vla_rl.rollout.actors.cluster import Setting, connect
+from vla_rl.rollout.actors.config import RayOptions
+from vla_rl.rollout.actors.vec_env import RayVecEnv
 from vla_rl.types import EnvSpec
-
-if TYPE_CHECKING:
-    from vla_rl.distributed.actors.config import RayRolloutConfig
 
 
 class HostedEnvConfig(EnvConfig):
@@ -22,7 +19,7 @@ class HostedEnvConfig(EnvConfig):
 
     kind: str = "hosted"
     env: Annotated[SerializeAsAny[EnvConfig], component("env")]
-    rollout: RolloutConfig
+    rollout: RayOptions
 
     @model_serializer
     def _as_env(self) -> dict[str, Any]:
@@ -32,10 +29,9 @@ class HostedEnvConfig(EnvConfig):
         return self.env.env_spec()
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
-        config: RayRolloutConfig = self.rollout  # type: ignore[assignment]  # Only Ray's section makes this.
-        num, connection = num_envs or self.env.num_envs, connect(config)
+        num, connection = num_envs or self.env.num_envs, connect(self.rollout)
         try:
-            return RayVecEnv(self.env, config, Setting.here(), num, record_frames, connection)
+            return RayVecEnv(self.env, self.rollout, Setting.here(), num, record_frames, connection)
         except BaseException:
             connection.end()
             raise

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_rl.config import build_component
-from vla_rl.distributed.actors.cluster import Setting, where_here
 from vla_rl.interfaces import VecEnv
+from vla_rl.rollout.actors.cluster import Setting, where_here
 from vla_rl.types import EpisodeSpec, Observation, StepResult
 
 Question = Literal["expert_action", "expert_remaining", "save_state"]

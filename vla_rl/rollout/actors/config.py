@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import ConfigError
-from vla_rl.distributed.actors.weights import WeightsDtype
-from vla_rl.rollout.source import EpisodeSource, RolloutConfig
+from vla_rl.rollout.actors.weights import WeightsDtype
+from vla_rl.rollout.source import RolloutConfig, RolloutPlan
 
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import EnvConfig, VecEnv
-    from vla_rl.recipe.runs import TrainRecipe
 
 LEAST_STORE_MB = 75
 
 
-class RayRolloutConfig(RolloutConfig):
-    """Episodes run by Ray's actors: environments in hosts, the policy in workers, on this machine or a cluster."""
+class RayOptions(RolloutConfig):
+    """What `RayRolloutConfig` takes, as its hosts, workers and sources know it."""
 
     uses_env: ClassVar[bool] = False
 
@@ -72,26 +70,7 @@ class RayRolloutConfig(RolloutConfig):
             raise ValueError(f"Ray takes {LEAST_STORE_MB} or more, or 0 for its own choice")
         return size
 
-    def placed(self, env: EnvConfig) -> EnvConfig:
-        from vla_rl.distributed.actors.hosted import HostedEnvConfig
-
-        return env if env.is_imagined else HostedEnvConfig(num_envs=env.num_envs, env=env, rollout=self)
-
-    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
-        self.check(recipe, world)
-        from vla_rl.distributed.actors.ahead import AheadSource
-        from vla_rl.distributed.actors.cluster import connect, wait_for_room
-        from vla_rl.distributed.actors.source import LockstepSource
-
-        connection = connect(self)
-        try:
-            wait_for_room(self, world.size)
-            return (AheadSource if self.staleness else LockstepSource)(recipe, self, connection)
-        except BaseException:
-            connection.end()
-            raise
-
-    def check(self, recipe: TrainRecipe, world: ProcessGroup) -> None:
+    def check(self, plan: RolloutPlan, world: ProcessGroup) -> None:
         """Refuse what cannot work before anything starts.
 
         Raises:
@@ -102,12 +81,12 @@ class RayRolloutConfig(RolloutConfig):
                 f"rollout.address: is null with {world.size} training processes, which must share one Ray; start it "
                 "(`ray start --head`) and give address=auto"
             )
-        if self.staleness and recipe.train.groups % world.size:
+        if self.staleness and plan.groups % world.size:
             raise ConfigError(
-                f"train.groups: got {recipe.train.groups}; with rollout.staleness above 0 it must be a multiple of the "
+                f"train.groups: got {plan.groups}; with rollout.staleness above 0 it must be a multiple of the "
                 f"{world.size} training processes"
             )
-        if recipe.env.num_envs < self.hosts:
+        if plan.env.num_envs < self.hosts:
             raise ConfigError(
-                f"rollout.hosts: got {self.hosts} for env.num_envs={recipe.env.num_envs}; each host holds at least one"
+                f"rollout.hosts: got {self.hosts} for env.num_envs={plan.env.num_envs}; each host holds at least one"
             )
