@@ -6,8 +6,8 @@ rollout count with what advantage (`make_batch`), and what is minimized (`loss`,
 
 import numpy as np
 
-from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.batch import episode_batch, shuffle_advantages
+from vla_rl.algorithms.base import AlgoConfig, episode_batch
+from vla_rl.algorithms.batch import shuffle_advantages
 from vla_rl.algorithms.losses import entropy_mean, tensor
 
 

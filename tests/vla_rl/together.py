@@ -27,13 +27,13 @@ from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.distributed.fsdp import local, whole
 from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.distributed.weights import trained_weights
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
-from vla_rl.training.checkpoint import trained_weights
 from vla_rl.training.memory import _chunk, _observation, _unit_statistics
 from vla_rl.training.sft import SFTConfig
 from vla_rl.types import Episode, EpisodeSpec

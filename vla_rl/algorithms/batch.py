@@ -14,7 +14,6 @@ import numpy as np
 from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import Policy
 
@@ -115,42 +114,13 @@ class Pool:
         return len(self.rank)
 
 
-def episode_batch(
-    config: AlgoConfig,
-    episodes: list[Episode],
-    advantage: np.ndarray,
-    included: np.ndarray,
-    evaluate: Evaluate,
-    world: ProcessGroup,
-) -> Batch:
-    """Make a batch in which all actions of an episode that count have one advantage.
-
-    Args:
-        episodes: none lost.
-        advantage: float64 (E,). included: bool (E,), the episodes that are in the batch.
-    """
-    episode, chunk, chunks, valid = decisions(config, episodes)
-    rows = np.flatnonzero(included[episode])
-    episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
-    dense = np.where(valid, advantage[episode][:, None], 0.0).astype(np.float32)
-    batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
-    if not config.recompute_old_log_prob:
-        batch.old_log_prob = rollout_log_prob(chunks)
-        return batch
-    needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
-    rows = np.flatnonzero(needed)
-    batch.old_log_prob[rows], _ = evaluate(episodes, episode[rows], chunk[rows], chunks.select(rows))
-    batch.metrics |= log_prob_gap(chunks.log_prob, batch.old_log_prob, valid & needed[:, None], world)
-    return batch
-
-
 def decisions(
-    config: AlgoConfig, episodes: Sequence[Episode]
+    episodes: Sequence[Episode], mask_after_success: bool
 ) -> tuple[np.ndarray, np.ndarray, ActionChunk, np.ndarray]:
     """Return (episode, chunk, chunks, valid) of every decision of at least one episode, as in `Batch`."""
     lengths = [e.num_chunks for e in episodes]
     episode, chunk = np.repeat(np.arange(len(episodes)), lengths), np.concatenate([np.arange(n) for n in lengths])
-    valid = np.concatenate([valid_actions(e, config.mask_after_success) for e in episodes])
+    valid = np.concatenate([valid_actions(e, mask_after_success) for e in episodes])
     return episode, chunk, ActionChunk.concatenate([e.chunks for e in episodes]), valid
 
 

@@ -33,7 +33,7 @@ from vla_rl.training.trainer import BadSteps, TrainingDivergedError, warmup_fact
 from vla_rl.types import ActionChunk, Episode
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig, Control
+    from vla_rl.algorithms.options import AlgoOptions, Control
 
 NO_CRITIC = (
     "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Set "
@@ -64,7 +64,7 @@ class Learner:
 
     def __init__(
         self,
-        config: AlgoConfig,
+        config: AlgoOptions,
         policy: Policy,
         seed: int = 0,
         *,
@@ -113,7 +113,8 @@ class Learner:
         if self.config.compares_episodes:
             self._check_groups(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
-        is_stale = has_stale(usable, self.iteration, self.config, self.world)
+        has_versions = any(e.chunks.version is not None for e in usable)  # In every process, or in none.
+        is_stale = has_versions and has_stale(usable, self.iteration, self.config, self.world)
         with self.world.unsharded(self.policy):
             evaluate = at_hand(self._evaluate, self.iteration, self.config) if is_stale else self._evaluate
             batch = self.config.make_batch(usable, evaluate, shuffle, self.world)

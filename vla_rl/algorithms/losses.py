@@ -18,8 +18,8 @@ import torch
 from vla_rl.algorithms.batch import MAX_LOG_RATIO
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.algorithms.batch import Batch
+    from vla_rl.algorithms.options import AlgoOptions
     from vla_rl.interfaces import PolicyOutput
 
 Metrics = dict[str, torch.Tensor]
@@ -32,7 +32,7 @@ FIXED_ENTROPY = (
 
 
 def minibatch_weights(
-    valid: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray], config: AlgoConfig
+    valid: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray], config: AlgoOptions
 ) -> list[np.ndarray]:
     """Return the weight of each action in the loss, float64 (B, H) for each minibatch of an epoch; 0 where not valid.
 
@@ -66,9 +66,9 @@ def _divided(weight: np.ndarray, total: float) -> np.ndarray:
 
 
 def surrogate_loss(
-    config: AlgoConfig, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
+    config: AlgoOptions, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoConfig.loss`.
+    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoOptions.loss`.
 
     Raises:
         ValueError: an entropy bonus for a policy whose entropy has no gradient.
@@ -137,7 +137,7 @@ def clipped_surrogate(
 
 
 def policy_loss(
-    config: AlgoConfig,
+    config: AlgoOptions,
     log_prob: torch.Tensor,
     old: torch.Tensor,
     advantage: torch.Tensor,
@@ -176,7 +176,7 @@ def policy_loss(
     return (unit_weight * per_unit).sum(), metrics
 
 
-def _of_units(difference: torch.Tensor, config: AlgoConfig) -> torch.Tensor:
+def _of_units(difference: torch.Tensor, config: AlgoOptions) -> torch.Tensor:
     """Sum differences of log-probabilities (B, H, A) over what one ratio covers."""
     if config.ratio_level == "token":
         return difference

@@ -79,7 +79,7 @@ class PPOConfig(AlgoConfig):
         The shuffled control permutes them over all decisions, or actions (`advantage_level`), that count; the critic
         still learns the true returns.
         """
-        episode, chunk, chunks, valid = decisions(self, episodes)
+        episode, chunk, chunks, valid = decisions(episodes, self.mask_after_success)
         log_prob, value = evaluate(episodes, episode, chunk, chunks)
         assert value is not None, "a policy with a value head gives values"
         bootstrap = bootstrap_values(episodes, evaluate) if self.bootstrap_truncated else np.zeros(len(episodes))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.batch import episode_batch, shuffle_advantages, valid_actions
+from vla_rl.algorithms.base import AlgoConfig, episode_batch
+from vla_rl.algorithms.batch import shuffle_advantages, valid_actions
 
 if TYPE_CHECKING:
     from vla_rl.algorithms.batch import Batch, Evaluate

@@ -1,8 +1,8 @@
-"""Chunks that an earlier policy drew: which they are, and what a batch keeps of them for the decoupled objective.
+"""Chunks that an earlier policy drew: earlier rollouts to learn from once more, and the decoupled objective's parts.
 
 A chunk's lag is the number of updates between the policy that drew it, the behavior policy, and the one before this
 update, the proximal policy. `losses.policy_loss` clips around the second and weighs by second over first (AReaL, arXiv
-2505.24298). Where no chunk lags, nothing here changes a number. Numpy only.
+2505.24298). Where no chunk lags, nothing here changes a number.
 
 Shape legend: N decisions (chunks), H actions, A dimensions.
 """
@@ -10,19 +10,26 @@ Shape legend: N decisions (chunks), H actions, A dimensions.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 
 from vla_rl.algorithms.batch import MAX_LOG_RATIO, log_prob_gap, rollout_log_prob
+from vla_rl.rollout.success import usable_episodes
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.algorithms.batch import Batch, Evaluate
+    from vla_rl.algorithms.options import AlgoOptions
     from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.types import ActionChunk, Episode
+    from vla_rl.training.config import TrainConfig
+
+_ARRAYS = ("reward", "terminated", "truncated", "num_steps")
+_PREFIX = "earlier."
 
 
 def lags(chunks: ActionChunk, version: int) -> np.ndarray:
@@ -45,7 +52,7 @@ def lags(chunks: ActionChunk, version: int) -> np.ndarray:
     return lag
 
 
-def has_stale(episodes: Sequence[Episode], version: int, config: AlgoConfig, world: ProcessGroup) -> bool:
+def has_stale(episodes: Sequence[Episode], version: int, config: AlgoOptions, world: ProcessGroup) -> bool:
     """Whether any process's episodes hold a chunk that an earlier policy drew; called by all together.
 
     Raises:
@@ -60,7 +67,7 @@ def has_stale(episodes: Sequence[Episode], version: int, config: AlgoConfig, wor
     return found
 
 
-def at_hand(evaluate: Evaluate, version: int, config: AlgoConfig) -> Evaluate:
+def at_hand(evaluate: Evaluate, version: int, config: AlgoOptions) -> Evaluate:
     """`evaluate` for `config`: to interpolate, a stale chunk's recorded log-probabilities do, and need no forward pass.
 
     A critic's values need one all the same.
@@ -79,7 +86,7 @@ def at_hand(evaluate: Evaluate, version: int, config: AlgoConfig) -> Evaluate:
     return without_stale
 
 
-def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate, world: ProcessGroup) -> Batch:
+def decouple(batch: Batch, version: int, config: AlgoOptions, evaluate: Evaluate, world: ProcessGroup) -> Batch:
     """Give a batch the behavior policies' log-probabilities, lags, and of stale chunks the right old log-probabilities.
 
     Those of chunks that do not lag stay as they are, and are their own behavior's. The batch that is returned is
@@ -121,7 +128,7 @@ def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate,
     return batch.select(np.flatnonzero(~np.isin(batch.lag, unfit))) if unfit else batch
 
 
-def effective_shares(batch: Batch, config: AlgoConfig, world: ProcessGroup) -> dict[int, float]:
+def effective_shares(batch: Batch, config: AlgoOptions, world: ProcessGroup) -> dict[int, float]:
     """Return by lag (1, 2, ...) what its decisions tell beside as many fresh ones: (sum w)^2 / (n sum w^2), in (0, 1].
 
     w is a unit's importance weight, proximal over behavior policy, before it is truncated; `algo.ratio_level` says what
@@ -143,3 +150,120 @@ def effective_shares(batch: Batch, config: AlgoConfig, world: ProcessGroup) -> d
     for lag, *parts in itertools.chain.from_iterable(world.gather(sums)):
         totals[lag] += parts
     return {lag: float(total[1] ** 2 / (total[0] * total[2])) for lag, total in sorted(totals.items())}
+
+
+# --- earlier rollouts --------------------------------------------------------------------------
+
+
+class EarlierRollouts:
+    """The last rollouts, each of whole groups, from which GRPO and its like learn once more (`train.reuse`).
+
+    Their chunks carry the version that drew them. A checkpoint holds the rollouts, pixels and all: a resumed run learns
+    from the same episodes.
+
+    Args:
+        keep: how many.
+        groups: most groups of one rollout; earlier rollouts' are numbered after it.
+    """
+
+    def __init__(self, keep: int, groups: int) -> None:
+        self._rollouts: deque[list[Episode]] = deque(maxlen=keep)
+        self._groups = groups
+
+    @classmethod
+    def of(cls, config: TrainConfig, world: ProcessGroup) -> Self:
+        """Return those of a run with `train.reuse`.
+
+        Raises:
+            ValueError: several processes train together.
+        """
+        if world.size > 1:
+            raise ValueError(
+                f"train.reuse: got {config.reuse} with {world.size} processes, and checkpoints hold one process's "
+                "earlier rollouts. Set it to 0, or train in one process."
+            )
+        return cls(config.reuse, config.groups + config.resample_budget)
+
+    def beside(self, episodes: Sequence[Episode], version: int) -> list[Episode]:
+        """Return the newest rollout's episodes and then the earlier ones', newest first; keep the newest for later.
+
+        Args:
+            version: updates that the policy had seen which drew the newest, where its chunks do not say themselves.
+
+        Raises:
+            ValueError: all of the newest rollout were lost: nothing of it is left to learn from, or to report.
+        """
+        newest = [_stamped(episode, version) for episode in episodes]
+        usable = usable_episodes(newest)
+        together = list(newest)
+        for age, rollout in enumerate(reversed(self._rollouts), 1):
+            together += [replace(episode, group=episode.group + age * self._groups) for episode in rollout]
+        self._rollouts.append([replace(e, frames=None, states=None, info={}) for e in usable])
+        return together
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint keeps of them as tensors: each field of all episodes in a row."""
+        episodes = [episode for rollout in self._rollouts for episode in rollout]
+        if not episodes:
+            return {}
+        arrays = {name: np.concatenate([getattr(e, name) for e in episodes]) for name in _ARRAYS}
+        chunks = ActionChunk.concatenate([e.chunks for e in episodes])
+        arrays |= {f"chunks.{f.name}": value for f in fields(chunks) if (value := getattr(chunks, f.name)) is not None}
+        for name in ("obs", "final_obs"):
+            obs = Observation.concatenate([getattr(e, name) for e in episodes])
+            arrays |= {f"{name}.image.{camera}": image for camera, image in obs.images.items()}
+            arrays[f"{name}.state"] = obs.state
+        return {_PREFIX + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def state(self) -> list[list[dict[str, Any]]]:
+        """Return the rest of what a checkpoint keeps, JSON-able: rollouts of episodes, oldest first."""
+        return [[_facts(episode) for episode in rollout] for rollout in self._rollouts]
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Undo `tensors` and `state`."""
+        arrays = {n.removeprefix(_PREFIX): t.numpy() for n, t in tensors.items() if n.startswith(_PREFIX)}
+        self._rollouts.clear()
+        chunk = episode = 0
+        for rollout in state:
+            loaded = list[Episode]()
+            for facts in rollout:
+                loaded.append(_episode(arrays, facts, slice(chunk, chunk + facts["num_chunks"]), episode))
+                chunk, episode = chunk + facts["num_chunks"], episode + 1
+            self._rollouts.append(loaded)
+
+
+def _stamped(episode: Episode, version: int) -> Episode:
+    if episode.chunks.version is not None:
+        return episode
+    return replace(episode, chunks=replace(episode.chunks, version=np.full(episode.num_chunks, version, np.int64)))
+
+
+def _facts(episode: Episode) -> dict[str, Any]:
+    spec = episode.spec
+    return {
+        "num_chunks": episode.num_chunks,
+        "group": episode.group,
+        "success": bool(episode.success),
+        "spec": {"task": spec.task, "split": spec.split, "index": spec.index, "perturbation": spec.perturbation},
+        "instruction": episode.obs.instruction[0],
+    }
+
+
+def _episode(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], rows: slice, number: int) -> Episode:
+    def observation(name: str, own: slice) -> Observation:
+        images = {n.removeprefix(f"{name}.image."): a[own] for n, a in arrays.items() if n.startswith(f"{name}.image.")}
+        return Observation(images, arrays[f"{name}.state"][own], [facts["instruction"]] * (own.stop - own.start))
+
+    chunks = {n.removeprefix("chunks."): a[rows] for n, a in arrays.items() if n.startswith("chunks.")}
+    return Episode(
+        spec=EpisodeSpec(**facts["spec"]),
+        obs=observation("obs", rows),
+        chunks=ActionChunk(**chunks),
+        success=facts["success"],
+        final_obs=observation("final_obs", slice(number, number + 1)),
+        group=facts["group"],
+        reward=arrays["reward"][rows],
+        terminated=arrays["terminated"][rows],
+        truncated=arrays["truncated"][rows],
+        num_steps=arrays["num_steps"][rows],
+    )

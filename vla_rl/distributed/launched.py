@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,14 +15,25 @@ import torch.distributed as dist
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed import fsdp, outcomes, parts
-from vla_rl.distributed.process_group import ProcessGroup, entered, num_launched, resolve_device
+from vla_rl.distributed.config import DistributedConfig
+from vla_rl.distributed.process_group import ProcessGroup, Strategy, entered, num_launched, resolve_device
 from vla_rl.distributed.process_watch import Watch
 from vla_rl.interfaces import PolicyOutput
-from vla_rl.recipe.runs import TrainRecipe
 
 if TYPE_CHECKING:
-    from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
+
+
+class Launchable(Protocol):
+    """What several processes are told of the run that they share: a recipe, of whatever kind."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def parallel(self) -> Strategy: ...
+    @property
+    def distributed(self) -> DistributedConfig: ...
+
 
 _COMMANDS = ("train", "sft", "eval")
 
@@ -141,7 +152,7 @@ class LaunchedGroup(ProcessGroup):
 
 
 @contextmanager
-def launched_group(recipe: Recipe) -> Iterator[LaunchedGroup]:
+def launched_group(recipe: Launchable) -> Iterator[LaunchedGroup]:
     """Join the launched processes, for the block; accelerate finds the backend and this one's GPU.
 
     Raises:
@@ -180,7 +191,7 @@ def check_command(command: str | None) -> None:
         )
 
 
-def check(recipe: Recipe, size: int) -> None:
+def check(recipe: Launchable, size: int) -> None:
     """Refuse what does not work in several processes.
 
     Raises:
@@ -191,9 +202,10 @@ def check(recipe: Recipe, size: int) -> None:
         raise ConfigError(
             f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"
         )
-    if isinstance(recipe, TrainRecipe) and recipe.train.groups < size:
+    train = getattr(recipe, "train", None)
+    if train is not None and train.groups < size:
         raise ConfigError(
-            f"train.groups: got {recipe.train.groups} for {size} processes; a group stays in one process, so each "
+            f"train.groups: got {train.groups} for {size} processes; a group stays in one process, so each "
             "needs one at least"
         )
     if sft is not None and sft.batch_size < size:

@@ -1,4 +1,7 @@
-"""Behavior cloning from the first step to the saved policy: data, steps, validation, checkpoints, Ctrl-C."""
+"""Behavior cloning from the first step to the saved policy: data, steps, validation, checkpoints, Ctrl-C.
+
+train_bc(policy, SFTConfig(datasets=["data/demos"], steps=2000), folder, log, seed=0)
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,9 @@ from vla_rl.common.run_folder import flat, is_free
 from vla_rl.data.dataset import BCDataset
 from vla_rl.data.statistics import compute_statistics, unlike
 from vla_rl.distributed.process_group import current
+from vla_rl.distributed.weights import CheckpointError, load_weights, trained_weights
 from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
-from vla_rl.training.checkpoint import (
-    CheckpointError,
-    checkpoint_path,
-    keep_last,
-    latest_checkpoint,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-    trained_weights,
-)
+from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.training.trainer import TrainingDivergedError
 
 if TYPE_CHECKING:
@@ -41,19 +36,39 @@ if TYPE_CHECKING:
 _VALIDATION_BATCHES = 4
 
 
-def run_training(
+def train_bc(
     policy: Any,
     config: SFTConfig,
-    folder: Path,
+    run_folder: Path,
     log: Callable[[int, dict[str, Any]], None],
-    seed: int,
+    seed: int = 0,
     *,
-    env_spec: EnvSpec | None,
-    progress: bool,
+    env_spec: EnvSpec | None = None,
+    progress: bool = True,
     choose: Callable[[BCDataset], BCDataset] | None = None,
-    trainer: type[BCTrainer] = BCTrainer,
+    trainer: type[BCTrainer] | None = None,
 ) -> dict[str, Any]:
-    """See `vla_rl.training.sft.train_bc`."""
+    """Train a policy by behavior cloning; continue from the last whole checkpoint in the folder.
+
+    Writes `run_folder/checkpoints/step_*` while it trains and `run_folder/policy` at the end. On a CPU the losses
+    of a resumed run equal those of an uninterrupted one to the bit.
+
+    Args:
+        policy: trained in place. Its normalization statistics are set from the data unless it has some.
+        log: called with (step, metrics) every `config.log_every` steps.
+        env_spec: the environment's facts; datasets must have its control rate and state size. None: not checked.
+        progress: show a progress bar.
+        choose: which examples of the config's datasets count, and how often; None: all alike.
+        trainer: what makes an update of them; None: cloning.
+
+    Returns:
+        policy (folder), steps, samples_per_second, num_bad_steps, episodes, frames, and the last logged metrics.
+
+    Raises:
+        DatasetError: a dataset that is missing, damaged or does not fit.
+        TrainingDivergedError: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
+    """
+    folder = Path(run_folder)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     world = current()
@@ -66,10 +81,28 @@ def run_training(
         data = choose(data)
     _set_statistics(policy, config, data)
     world.distribute(policy)
-    cloning = trainer(policy, config, seed, world=world)
-    checkpoints = folder / "checkpoints"
+    cloning = (trainer or BCTrainer)(policy, config, seed, world=world)
+    metrics = _make_steps(cloning, data, held_out, content, folder / "checkpoints", log, progress)
+    with cloning.averaged_weights(), world.saving(policy):
+        if world.is_main:
+            policy.save(folder / "policy")
+    cloning.trainer.finish()
+    totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": cloning.trainer.num_bad_steps}
+    return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
+
+
+def _make_steps(
+    cloning: BCTrainer,
+    data: BCDataset,
+    held_out: BCDataset | None,
+    content: Mapping[str, str],
+    checkpoints: Path,
+    log: Callable[[int, dict[str, Any]], None],
+    progress: bool,
+) -> dict[str, float]:
+    """Make all steps that the newest checkpoint leaves; return the metrics that were logged last."""
+    world, config, data_seed = cloning.world, cloning.config, derive_seed(cloning.seed, DATA)
     window: defaultdict[str, list[float]] = defaultdict(list, _restore(cloning, checkpoints, content))
-    data_seed = derive_seed(seed, DATA)
     metrics: dict[str, float] = {}
     started, first = time.monotonic(), cloning.trainer.num_steps
     bar = step_progress("behavior cloning", config.steps, progress and world.is_main)
@@ -99,12 +132,7 @@ def run_training(
                 _save(cloning, checkpoints, window, content)
             if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command resumes there")
-    with cloning.averaged_weights(), world.saving(policy):
-        if world.is_main:
-            policy.save(folder / "policy")
-    cloning.trainer.finish()
-    totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": cloning.trainer.num_bad_steps}
-    return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
+    return metrics
 
 
 def _set_statistics(policy: Any, config: SFTConfig, data: BCDataset) -> None:

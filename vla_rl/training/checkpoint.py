@@ -18,29 +18,23 @@ import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.distributed.fsdp import like, local
+from vla_rl.distributed.fsdp import like
 from vla_rl.distributed.tensor_files import write_tensors
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
+from vla_rl.distributed.weights import CheckpointError
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 _STEP_FOLDER = re.compile(r"step_(\d{8,})$")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is missing, incomplete, corrupt or does not fit; the message says which and what to do."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -229,59 +223,6 @@ def restore_optimizer(
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except ValueError as error:
         raise CheckpointError(f"{prefix}: the checkpoint's optimizer does not fit this run's: {error}") from error
-
-
-def trained_weights(policy: torch.nn.Module | Policy, prefix: str = "policy.") -> dict[str, torch.Tensor]:
-    """Return a module's weights and buffers without its frozen parameters, under `prefix`."""
-    module = cast(torch.nn.Module, policy)  # Every policy is one.
-    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    return {prefix + name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
-
-
-def load_weights(
-    policy: torch.nn.Module | Policy,
-    tensors: Mapping[str, torch.Tensor],
-    source: str,
-    prefix: str = "policy.",
-    is_part: bool = False,
-) -> None:
-    """Undo `trained_weights`: every weight that is not frozen must be there, fit and be finite.
-
-    Args:
-        is_part: some of the weights; the others stay as they are.
-
-    Raises:
-        CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity.
-    """
-    given = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    wanted = trained_weights(policy, prefix="")
-    check_names(given.keys(), given.keys() & wanted.keys() if is_part else wanted.keys(), source)
-    for name, tensor in given.items():
-        if tensor.shape != wanted[name].shape:
-            raise CheckpointError(
-                f"{source}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted[name].shape)}. "
-                "Was it made with another policy config?"
-            )
-    given = {name: like(tensor, wanted[name]) for name, tensor in given.items()}
-    check_finite({name: local(tensor) for name, tensor in given.items()}, source)
-    cast(torch.nn.Module, policy).load_state_dict(given, strict=False)
-
-
-def check_names(given: Set[str], wanted: Set[str], source: str) -> None:
-    """Raise `CheckpointError` unless the weights given are those wanted."""
-    missing, unknown = sorted(wanted - given), sorted(given - wanted)
-    if missing or unknown:
-        raise CheckpointError(
-            f"{source}: weights do not fit this model: {len(missing)} missing {missing[:3]}, "
-            f"{len(unknown)} unknown {unknown[:3]}. Was it made with another policy config?"
-        )
-
-
-def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:
-    """Raise `CheckpointError` if any floating tensor holds NaN or infinity."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"{source}: {name} holds NaN or infinite values; use an earlier checkpoint.")
 
 
 def _crc32(path: Path) -> int:

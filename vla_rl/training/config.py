@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from vla_rl.config import Config
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Control = Literal["none", "shuffled_rewards", "continue_bc"]
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
@@ -68,3 +77,49 @@ class TrainerConfig(OptimizedConfig):
         lt=1,
         description="Decay of an exponential moving average of the weights, which is the result; 0: the last weights.",
     )
+
+
+class TrainConfig(Config):
+    """The RL run: how much, how often to look, which control."""
+
+    iterations: PositiveInt = Field(default=20, description="Rollout-and-update rounds.")
+    groups: PositiveInt = Field(default=32, description="Initial states per iteration.")
+    group_size: PositiveInt = Field(default=8, description="Episodes from each initial state.")
+    temperature: float = Field(default=1.0, gt=0, description="Of the rollouts' action sampling.")
+    resample_budget: NonNegativeInt = Field(
+        default=0,
+        description="Dynamic sampling: up to this many more groups replace those whose episodes are all paid the same: "
+        "with rewards of 0 and 1, all-success and all-failure ones.",
+    )
+    reuse: NonNegativeInt = Field(
+        default=0,
+        description="Earlier rollouts that each update learns from once more, by importance weights; 0: none.",
+    )
+    control: Control = Field(
+        default="none", description="Negative control: permuted advantages, or behavior cloning instead."
+    )
+    allow_no_success: bool = Field(
+        default=False, description="Start RL although the policy never succeeds in its rollouts."
+    )
+    validate_every: NonNegativeInt = Field(default=0, description="Iterations between validations; 0 for none.")
+    validation_episodes: PositiveInt = Field(
+        default=20, description="Validation episodes per task, sampled and greedy."
+    )
+    keep: Literal["best", "last"] = Field(
+        default="last", description="The policy evaluated and kept: best by validation, or last."
+    )
+    save_every: PositiveInt = Field(
+        default=5,
+        description="Iterations between checkpoints; in a world model one also follows each validation and check of "
+        "the gate.",
+    )
+    keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
+    evaluate: Literal["before_and_after", "after", "never"] = Field(
+        default="before_and_after", description="When to run the `eval` section's evaluation."
+    )
+
+    @model_validator(mode="after")
+    def _best_is_validated(self) -> Self:
+        if self.keep == "best" and not self.validate_every:
+            raise ValueError("keep 'best' needs validate_every above 0, which finds it; or set keep=last")
+        return self

@@ -11,7 +11,7 @@ from vla_rl.recipe.checks import SFT, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
 from vla_rl.training.metrics import MetricLogger, SilentLogger
-from vla_rl.training.sft import train_bc
+from vla_rl.training.bc_loop import train_bc
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 

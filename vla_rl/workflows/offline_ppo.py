@@ -17,15 +17,8 @@ from vla_rl.offpolicy.iterated import OffPolicyEvaluation, own_chunks, update
 from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.rollout.runner import evaluation_mode
-from vla_rl.training.checkpoint import (
-    checkpoint_path,
-    keep_last,
-    latest_checkpoint,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-    trained_weights,
-)
+from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.distributed.weights import load_weights, trained_weights
 from vla_rl.training.metrics import MetricLogger
 
 FOUND = "examples/found.json"

@@ -26,6 +26,7 @@ from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.distributed import outcomes as outlines
 from vla_rl.distributed.launched import LaunchedGroup, check
 from vla_rl.distributed.process_group import ALONE
+from vla_rl.distributed.weights import trained_weights
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy, ContinuingConditionedPolicy
 from vla_rl.policies.lerobot.act import LeRobotActPolicy
 from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
@@ -36,7 +37,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.success import rollout_metrics
-from vla_rl.training.checkpoint import load_checkpoint, trained_weights
+from vla_rl.training.checkpoint import load_checkpoint
 from vla_rl.training.memory import measure, per_process, skeleton, without_values
 from vla_rl.training.train import train
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vla_rl.distributed.weights import CheckpointError, trained_weights
 from vla_rl.rollout.actors.weights import load_shards, pack, shards, unpack
-from vla_rl.training.checkpoint import CheckpointError, trained_weights
 
 
 def model() -> torch.nn.Module:

@@ -10,10 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.distributed.weights import load_weights, trained_weights
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, load_weights, save_checkpoint, trained_weights
+from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, save_checkpoint
 from vla_rl.training.memory import (
     MemoryEstimate,
     _chunk,

@@ -19,12 +19,14 @@ import torch
 
 from sim.dummy import DummyConfig
 from vla_rl.data.config import DatasetError
+from vla_rl.distributed.weights import CheckpointError
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training import bc_trainer
+from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
-from vla_rl.training.checkpoint import CheckpointError, list_checkpoints, load_checkpoint
-from vla_rl.training.sft import SFTConfig, train_bc
+from vla_rl.training.checkpoint import list_checkpoints, load_checkpoint
+from vla_rl.training.sft import SFTConfig
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 

@@ -94,7 +94,7 @@ class RaySource(ABC):
         """See `EpisodeSource.publish`."""
         import ray
 
-        from vla_rl.training.checkpoint import trained_weights
+        from vla_rl.distributed.weights import trained_weights
 
         with full_store_said():
             parts = shards(trained_weights(policy), self._config.weights_dtype)

@@ -68,7 +68,7 @@ def load_shards(policy: Policy, packed: Iterable[Packed], source: str) -> None:
     Raises:
         CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity; the policy may have some by then.
     """
-    from vla_rl.training.checkpoint import check_names, load_weights, trained_weights
+    from vla_rl.distributed.weights import check_names, load_weights, trained_weights
 
     given: set[str] = set()
     for shard in packed:

@@ -18,7 +18,7 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe
-from vla_rl.training.train import TrainConfig
+from vla_rl.training.config import TrainConfig
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 

@@ -1,0 +1,197 @@
+"""Options that every RL algorithm has, and the hooks that the learner calls. Imports no torch.
+
+Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its learning rate is
+for a 7B policy trained whole. A recipe for a small policy sets a larger one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from vla_rl.config import ConfigError
+from vla_rl.training.config import OptimConfig, OptimizedConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.algorithms.batch import Batch, Evaluate
+    from vla_rl.common.progress import Stopwatch
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.interfaces import PolicyOutput
+    from vla_rl.types import Episode
+
+Control = Literal["none", "shuffled_rewards"]
+RatioLevel = Literal["token", "action", "chunk"]
+LossReduction = Literal["token_mean", "trajectory_mean"]
+Proximal = Literal["recompute", "interpolate"]
+
+
+class LearnerOptions(TypedDict, total=False):
+    """What a learner is told besides its algorithm, policy and seed.
+
+    Attributes:
+        temperature: that rollouts are drawn with; log-probabilities are taken at it. By default 1.
+        control: "shuffled_rewards" permutes advantages over all trajectories (negative control). By default "none".
+        stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
+        world: the processes that learn together, which hold `policy` already; by default this one alone.
+    """
+
+    temperature: float
+    control: Control
+    stopwatch: Stopwatch | None
+    world: ProcessGroup | None
+
+
+class AlgoOptions(OptimizedConfig):
+    """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks.
+
+    Attributes:
+        compares_episodes: an advantage comes from the other episodes of a group, which so needs two at least.
+        takes_stale_chunks: it can learn from chunks that an earlier policy drew.
+    """
+
+    compares_episodes: ClassVar[bool] = False
+    takes_stale_chunks: ClassVar[bool] = True
+
+    kind: str
+    # Optimizer.
+    optim: OptimConfig = Field(
+        default=OptimConfig(lr=5e-6, betas=(0.9, 0.999), weight_decay=0.0),
+        description="Of the policy, and but for the learning rate of its critic.",
+    )
+    decay_iterations: NonNegativeInt = Field(
+        default=0, description="Iterations over which learning rates fall linearly to 0, such as all; 0: they stay."
+    )
+    # Batching. A decision is one action chunk.
+    epochs: PositiveInt = Field(default=1, description="Passes over the rollout.")
+    minibatch_size: PositiveInt = Field(
+        default=512,
+        description="Decisions per optimizer step, about: the rollout is cut evenly into the nearest number of parts.",
+    )
+    micro_batch_size: PositiveInt = Field(
+        default=32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
+    )
+    # Surrogate.
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(
+        default=0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1,
+        description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3).",
+    )
+    ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
+    loss_reduction: LossReduction = Field(
+        default="token_mean",
+        description="token_mean: every token of a minibatch counts the same; trajectory_mean: every trajectory of the "
+        "rollout does.",
+    )
+    mask_after_success: bool = Field(
+        default=True, description="Leave out actions that were drawn but not executed, and any after the first success."
+    )
+    recompute_old_log_prob: bool = Field(
+        default=True,
+        description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout.",
+    )
+    proximal: Proximal = Field(
+        default="recompute",
+        description="Of chunks that an earlier policy drew: whether the policy that the ratio is taken to, as it was "
+        "before the update, is computed, or interpolated between the chunk's own and the one that learns.",
+    )
+    behavior_cap: float = Field(
+        default=2.0,
+        ge=1,
+        description="Largest importance weight, proximal over behavior policy, of chunks that an earlier policy drew.",
+    )
+    min_effective_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Chunks of an earlier policy are left out where, by their importance weights, they tell less than "
+        "this share of what as many fresh ones would; 0: never. Needs proximal=recompute.",
+    )
+    skip_zero_advantage: bool = Field(
+        default=True,
+        description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
+        "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
+    )
+    # Regularizers.
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    bc_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
+    )
+
+    @model_validator(mode="after")
+    def _share_is_of_weights(self) -> Self:
+        if self.min_effective_share and self.proximal == "interpolate":
+            raise ConfigError(
+                f"algo.min_effective_share: got {self.min_effective_share:g} with proximal 'interpolate', which knows "
+                "no importance weights before the update; set proximal=recompute, or min_effective_share=0"
+            )
+        return self
+
+    @property
+    def critic_lr(self) -> float | None:
+        """Learning rate of the critic, which is the policy's value head; None: the algorithm has none."""
+        return None
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether the policy needs a value head."""
+        return self.critic_lr is not None
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
+        return self.skip_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
+
+    def lr_share(self, iteration: int) -> float:
+        """Return the share of the learning rates left in an iteration, counted from 0."""
+        return max(0.0, 1 - iteration / self.decay_iterations) if self.decay_iterations else 1.0
+
+    def trains_only_critic(self, iteration: int) -> bool:
+        """Whether the policy's own weights stay as they are in this iteration, counted from 0."""
+        return False
+
+    def rollouts_per_group(self, group_size: int) -> int:
+        """Return the number of episodes to collect from each initial state for a group size G."""
+        return group_size
+
+    def make_batch(
+        self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
+    ) -> Batch:
+        """Make a rollout's batch: decisions, their advantages and old log-probabilities.
+
+        Args:
+            episodes: this process's, none lost, in whole groups.
+            evaluate: gives the policy's log-probabilities and values without gradient.
+            shuffle: permutes the advantages over all processes' episodes (the negative control); None: as they are.
+            world: the processes that learn together; what is taken over all episodes is taken over everyone's.
+
+        Raises:
+            ValueError: the episodes hold nothing that the algorithm can learn from.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput, *, num_rows: int, only_critic: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return a micro-batch's share of its minibatch's loss, and metrics.
+
+        Args:
+            batch: as `make_batch` made it, or without episodes. rows: int64 (B,), the micro-batch's decisions.
+            weight: float64 (B, H), of each action in the loss; about 1 in sum over the minibatch.
+            out: what the policy gives for these decisions, with gradient.
+            num_rows: decisions of the minibatch. only_critic: as `trains_only_critic` says of this iteration.
+
+        Metrics are scalars, added up over micro-batches; of `NAME_max` the largest. Those without a "/" are sums
+        weighted by `weight`, and divided by the one named "weight".
+        """
+        raise NotImplementedError
