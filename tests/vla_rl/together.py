@@ -34,8 +34,8 @@ from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
+from vla_rl.training.config import SFTConfig
 from vla_rl.training.memory import _chunk, _observation, _unit_statistics
-from vla_rl.training.sft import SFTConfig
 from vla_rl.types import Episode, EpisodeSpec
 
 ENV = DummyConfig(num_envs=4, tasks=("reach_red",), horizon=8)

@@ -22,13 +22,12 @@ from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
 from vla_rl.common.progress import Stopwatch
-from vla_rl.common.scalars import read_scalars
 from vla_rl.distributed.fsdp import like, swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.success import usable_episodes
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
-from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
+from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic, read_scalars
 from vla_rl.training.trainer import BadSteps, TrainingDivergedError, warmup_factor
 from vla_rl.types import ActionChunk, Episode
 

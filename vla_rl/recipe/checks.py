@@ -30,7 +30,7 @@ from vla_rl.recipe.runs import (
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.evaluate import EvalConfig
-    from vla_rl.training.sft import SFTConfig
+    from vla_rl.training.config import SFTConfig
 
 
 @dataclass(frozen=True)

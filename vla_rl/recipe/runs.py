@@ -25,8 +25,7 @@ from vla_rl.recipe.recipe import Recipe, Rule
 from vla_rl.rewards.config import RewardFitConfig
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.rollout.task_sampling import CLEAN, SamplingConfig
-from vla_rl.training.config import TrainConfig
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig, TrainConfig
 
 
 def _unknown_axes(recipe: TrainRecipe) -> list[str]:

@@ -30,7 +30,7 @@ from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkp
 from vla_rl.training.trainer import TrainingDivergedError
 
 if TYPE_CHECKING:
-    from vla_rl.training.sft import SFTConfig
+    from vla_rl.training.config import SFTConfig
     from vla_rl.types import EnvSpec
 
 _VALIDATION_BATCHES = 4

@@ -21,17 +21,17 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from vla_rl.common.scalars import read_scalars
 from vla_rl.data.augment import augment, cropped_at_random
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.distributed.fsdp import swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, current
 from vla_rl.interfaces import Policy
+from vla_rl.training.optimizers import read_scalars
 from vla_rl.training.trainer import Trainer
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
-    from vla_rl.training.sft import SFTConfig
+    from vla_rl.training.config import SFTConfig
 
 # Streams of the random generators, so that they share no numbers; `DATA` and `VALIDATION` are the loop's.
 DATA, _AUGMENT, _DROPOUT, VALIDATION = range(4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 from vla_rl.types import EnvSpec, Episode
 
 if TYPE_CHECKING:

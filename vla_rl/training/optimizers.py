@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -129,3 +129,19 @@ def clip_gradients(parameters: Sequence[torch.Tensor], limit: float) -> torch.Te
     """
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
     return norm.full_tensor() if is_sharded(norm) else norm
+
+
+def read_scalars(values: Sequence[Any]) -> Iterator[float]:
+    """Return numbers, some of them scalars on a device, in order. The host waits for the device once, not once each.
+
+    Args:
+        values: tensors of one element, on one device or the CPU, and plain numbers.
+    """
+    away = [isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values]
+    there = [value.detach().reshape(1) for value, is_away in zip(values, away, strict=True) if is_away]
+    read = iter(torch.cat(there).tolist() if there else ())
+    return iter([next(read) if is_away else _number(value) for value, is_away in zip(values, away, strict=True)])
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -14,8 +14,7 @@ SOURCE = '''
 
 import numpy as np
 
-from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.batch import episode_batch
+from vla_rl.algorithms.base import AlgoConfig, episode_batch
 
 
 class PlainConfig(AlgoConfig):

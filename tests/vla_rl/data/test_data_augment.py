@@ -13,7 +13,7 @@ from vla_rl.data.dataset import BCBatch
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.bc_trainer import BCTrainer
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 
 
 def run(images: np.ndarray, seed: int = 0, **options) -> np.ndarray:

@@ -23,7 +23,7 @@ from vla_rl.data.dataset_check import check_datasets
 from vla_rl.data.importing import demonstration, write_episodes
 from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.source import LeRobotSource
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 
 
 def test_no_room_is_noticed_before_the_disk_is_full(demos, monkeypatch):

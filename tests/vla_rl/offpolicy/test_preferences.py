@@ -31,7 +31,7 @@ from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.policies.fake_input import fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 from vla_rl.types import ActionChunk
 from vla_rl.workflows.offline import choose_pairs
 

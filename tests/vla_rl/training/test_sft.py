@@ -26,7 +26,7 @@ from vla_rl.training import bc_trainer
 from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.checkpoint import list_checkpoints, load_checkpoint
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
@@ -382,7 +382,7 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_sft import make_policy, options
-from vla_rl.training.sft import train_bc
+from vla_rl.training.bc_loop import train_bc
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
 with open(folder / "losses.jsonl", "a") as file:

@@ -19,7 +19,7 @@ from vla_rl.policies.fake_input import fake_observation
 from vla_rl.recipe.checks import PLAN, check
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.bc_trainer import BCTrainer
-from vla_rl.training.sft import SFTConfig
+from vla_rl.training.config import SFTConfig
 from vla_rl.training.train import train
 from vla_rl.workflows.clone import clone
 from vla_rl.workflows.collect import collect
