@@ -9,9 +9,9 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.distributed.process_group import current
 from vla_rl.recipe.checks import SFT, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
 from vla_rl.training.metrics import MetricLogger, SilentLogger
-from vla_rl.training.bc_loop import train_bc
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 

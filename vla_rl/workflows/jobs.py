@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vla_rl.common.child_process import start_child
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.rollout.actors.programs import LostError, Programs
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout.actors.programs import LostError, Programs
 
 BASE, FINAL = "base", "final"  # evaluations that jobs leave
 MAX_ATTEMPTS = 5  # of a job on a cluster whose machines are lost

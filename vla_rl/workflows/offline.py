@@ -36,11 +36,11 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import evaluation_mode
+from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
-from vla_rl.training.metrics import MetricLogger
 from vla_rl.training.config import SFTConfig
-from vla_rl.training.bc_loop import train_bc
+from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.offline_ppo import OfflinePPO

@@ -17,6 +17,7 @@ from torch import nn
 
 from vla_rl.common.atomic import atomic_folder, restore_replaced, write_text_atomic
 from vla_rl.distributed.tensor_files import TENSOR_DTYPES, write_tensors
+from vla_rl.distributed.weights import load_weights
 from vla_rl.training import checkpoint as ck
 
 
@@ -222,7 +223,7 @@ def test_an_optimizer_resumes_to_the_bit(tmp_path, name):
     loaded, state = ck.load_checkpoint(path)
     other = make_model(seed=99)
     other_optimizer = make_optimizer(name, other)
-    ck.load_weights(other, loaded, "test")
+    load_weights(other, loaded, "test")
     ck.restore_optimizer(other_optimizer, loaded, state["optimizer"])
     torch.set_rng_state(rng)
     train(other, other_optimizer, 3)
@@ -234,12 +235,12 @@ def test_weights_that_do_not_fit_are_refused():
     model = make_model()
     weights = {f"policy.{k}": v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(ck.CheckpointError, match=r"1 missing \['0.bias'\]"):
-        ck.load_weights(model, {k: v for k, v in weights.items() if k != "policy.0.bias"}, "file")
+        load_weights(model, {k: v for k, v in weights.items() if k != "policy.0.bias"}, "file")
     with pytest.raises(ck.CheckpointError, match=r"0.bias has shape \(3,\), the model needs \(8,\)"):
-        ck.load_weights(model, {**weights, "policy.0.bias": torch.zeros(3)}, "file")
+        load_weights(model, {**weights, "policy.0.bias": torch.zeros(3)}, "file")
     weights["policy.0.bias"][0] = float("nan")
     with pytest.raises(ck.CheckpointError, match=r"file: 0.bias holds NaN"):
-        ck.load_weights(model, weights, "file")
+        load_weights(model, weights, "file")
 
 
 def test_optimizer_of_another_model_is_refused():
