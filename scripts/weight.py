@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(95_650, 82_000),
-    "files": Limit(606, 520),
+    "lines": Limit(95_550, 82_000),
+    "files": Limit(605, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_072, 850),
@@ -54,10 +54,10 @@ LIMITS = {
     "first floor of sim": Limit(21, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(575, 150),
-    "of them, of our own modules": Limit(313, None),
-    "circles of files": Limit(4, 0),
-    "files in them": Limit(13, 0),
+    "function-level imports": Limit(484, 150),
+    "of them, of our own modules": Limit(299, None),
+    "circles of files": Limit(1, 0),
+    "files in them": Limit(2, 0),
     "Any and ignores": Limit(118, 30),
     "lines to the loss": Limit(1_592, 1_100),
     "files to the loss": Limit(30, 18),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetConfig, DatasetError
@@ -119,8 +121,6 @@ class EmbeddedEpisodes:
 
     def save(self, folder: Path) -> None:
         """Write the episodes as safetensors and JSON; the folder appears whole or not at all."""
-        from safetensors.numpy import save_file
-
         arrays = {name: getattr(self, name) for name in ("embeddings", "actions", "counts", "num_steps", "success")}
         facts = {
             name: getattr(self, name) for name in ("instructions", "tasks", "initial_states", "every", "policy_hash")
@@ -136,9 +136,6 @@ class EmbeddedEpisodes:
         Raises:
             DatasetError: missing or damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         folder = Path(folder)
         try:
             facts = json.loads((folder / FACTS_FILE).read_text())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from vla_rl.common.checks import Check, Status
@@ -154,8 +155,6 @@ def read(path: Path) -> Recorded:
 
 def _small(images: np.ndarray) -> np.ndarray:
     """uint8 (n, height, width, 3) as float32 (n, THUMBNAIL, THUMBNAIL, 3) in [0, 1], averaged over areas."""
-    import cv2
-
     size = (THUMBNAIL, THUMBNAIL)
     return (
         np.stack([cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in images]).astype(np.float32) / 255

@@ -10,6 +10,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
 from vla_rl.common.hub import HubName, explained, parse_name
 from vla_rl.data.config import DatasetError
 
@@ -28,8 +31,6 @@ class HubDataset:
         Raises:
             DatasetError: the Hub cannot be reached, and they are not there.
         """
-        from huggingface_hub import snapshot_download
-
         with explained(self.name, "dataset", "dataset", DatasetError):
             return Path(
                 snapshot_download(
@@ -49,9 +50,6 @@ def on_hub(path: str | Path) -> HubDataset | None:
     name = parse_name(str(path))
     if name is None or name.may_be_local or Path(path).expanduser().exists():
         return None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
     with explained(name, "dataset", "dataset", DatasetError):
         try:
             info = hf_hub_download(name.repo, _INFO, repo_type="dataset", revision=name.revision)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from vla_rl.common.atomic import is_running
 from vla_rl.data.config import DatasetError
@@ -188,8 +189,6 @@ def _shape(origin: str, episode: RecordedEpisode) -> dict[str, Any]:
 
 def _size(what: str, data: bytes) -> tuple[int, int]:
     """(height, width) of a PNG or JPEG, by its beginning alone."""
-    from PIL import Image
-
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
             return image.height, image.width

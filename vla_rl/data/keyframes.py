@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
@@ -39,8 +41,6 @@ def write_states(file: Path, episodes: Mapping[str, Sequence[Keyframe]]) -> None
     Args:
         episodes: name of the initial state ("task/split/index") -> states along the episode, in order.
     """
-    from safetensors.numpy import save_file
-
     tensors: dict[str, np.ndarray] = {}
     index: dict[str, object] = {}
     for start, states in episodes.items():
@@ -107,13 +107,9 @@ class SimulatorStates:
             return {key.removeprefix(prefix): stored.get_tensor(key)[row] for key in names}
 
     def _opened(self, file: Path) -> Any:
-        from safetensors import safe_open
-
         return safe_open(str(file), framework="numpy")
 
     def _read_index(self, file: Path) -> dict[str, dict[str, Any]]:
-        from safetensors import SafetensorError
-
         try:
             with self._opened(file) as stored:
                 return json.loads((stored.metadata() or {})["episodes"])

@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.keyframes import STATES_FOLDER
@@ -22,9 +24,6 @@ from vla_rl.data.lerobot_io import (
     read_shards,
 )
 from vla_rl.data.segmentation import structure_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
 
@@ -97,8 +96,6 @@ class _DataWriter:
             self._add_episode(row, frames, structure_file(shard, number))
 
     def _add_episode(self, row: Mapping[str, Any], frames: pa.Table, structure: Path) -> None:
-        import pyarrow as pa
-
         meta, length = self._meta, row["length"]
         if structure.is_file():
             target = structure_file(self._root, meta.total_episodes)
@@ -142,7 +139,6 @@ class _DataWriter:
         )
 
     def _write(self, table: pa.Table) -> None:
-        import pyarrow.parquet as pq
         from lerobot.datasets.utils import update_chunk_file_indices
 
         limit = self._meta.data_files_size_in_mb * 2**20

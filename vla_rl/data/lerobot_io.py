@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetError
 from vla_rl.data.keyframes import write_states
 from vla_rl.data.segmentation import structure_file, write_structure
 from vla_rl.types import Keyframe
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 IMAGE_PREFIX = "observation.images."
 FINAL_IMAGE_PREFIX = "final_image_"
@@ -132,8 +132,6 @@ class RecordedEpisode:
 
 def encode_png(image: np.ndarray) -> bytes:
     """An upright RGB image, uint8 (height, width, 3), as PNG."""
-    import cv2
-
     ok, data = cv2.imencode(".png", image[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
     assert ok, f"PNG encoding failed for an image of shape {image.shape} and dtype {image.dtype}"
     return data.tobytes()
@@ -145,8 +143,6 @@ def decode_image(data: bytes) -> np.ndarray:
     Raises:
         ValueError: not an image.
     """
-    import cv2
-
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
         raise ValueError(f"{len(data)} bytes that are neither PNG nor JPEG")
@@ -206,9 +202,6 @@ def write_shard(
     Raises:
         FileExistsError: another process has written this shard.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = [_episode_row(episode, features) for episode in episodes]
     with atomic_folder(folder, what="dataset shard", exclusive=True) as partial:
         (partial / "rejected.json").write_text(json.dumps([list(item) for item in rejected]))
@@ -252,8 +245,6 @@ def read_shard(shard: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]
     Raises:
         DatasetError: it is damaged.
     """
-    import pyarrow.parquet as pq
-
     file = shard / SHARD_EPISODES
     with _whole(shard):
         rejected = [(task, int(index)) for task, index in json.loads((shard / "rejected.json").read_text())]
@@ -266,8 +257,6 @@ def read_frames(shard: Path, lengths: Sequence[int]) -> Iterator[pa.Table]:
     Raises:
         DatasetError: the shard is damaged.
     """
-    import pyarrow.parquet as pq
-
     with _whole(shard):
         frames = pq.ParquetFile(str(shard / SHARD_FRAMES))
     for number, length in enumerate(lengths):
@@ -281,8 +270,6 @@ def read_frames(shard: Path, lengths: Sequence[int]) -> Iterator[pa.Table]:
 @contextmanager
 def _whole(shard: Path) -> Iterator[None]:
     """Turn what a torn file raises into a message that says what to do."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -294,8 +281,6 @@ def _whole(shard: Path) -> Iterator[None]:
 
 
 def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Table:
-    import pyarrow as pa
-
     length = episode.length
     done = np.zeros(length, bool)
     done[-1] = True

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.data.config import Frames
+from vla_rl.data.lerobot_io import CONTROL_SOURCE
+from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, ControlSource
 
 _INTERVENED: tuple[ControlSource, ...] = ("recovery", "correction", "rewind")
@@ -62,9 +64,6 @@ def frames_in(dataset: Path, frames: Frames) -> int:
     Raises:
         DatasetError: missing or damaged.
     """
-    from vla_rl.data.lerobot_io import CONTROL_SOURCE
-    from vla_rl.data.source import LeRobotSource
-
     source = LeRobotSource(dataset)
     names = [n for table in source.batches([CONTROL_SOURCE]) for n in table.column(CONTROL_SOURCE).to_pylist()]
     codes = np.array([CONTROL_SOURCES.index(name) for name in names], np.int8)

@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import av
 import numpy as np
+from av.error import FFmpegError
 from pydantic import Field, PositiveInt, model_validator
 
 from vla_rl.config import Config, read_yaml, validate
@@ -207,9 +209,6 @@ def _pictures(path: Path) -> Iterator[np.ndarray]:
         return
     if not path.is_file():
         raise DatasetError(f"{path}: missing")
-    import av
-    from av.error import FFmpegError
-
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:

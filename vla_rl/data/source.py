@@ -12,17 +12,17 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import constants
 
 from vla_rl.data.config import DatasetError
-from vla_rl.data.fingerprint import add_file
 from vla_rl.data.hub import check_version, on_hub
 from vla_rl.data.lerobot_io import ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, IMAGE_PREFIX, STATE, decode_image
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _SINGLE_IMAGE = "observation.image"
 _BATCH_ROWS = 512
@@ -86,8 +86,6 @@ class LeRobotSource:
         """Where decoded arrays are kept by default: inside the dataset; the Hub's cache is not ours, so beside it."""
         if self._remote is None:
             return self.root / ".cache"
-        from huggingface_hub import constants
-
         return Path(constants.HF_HOME) / "vla-rl"
 
     @property
@@ -112,9 +110,6 @@ class LeRobotSource:
 
     def batches(self, columns: list[str]) -> Iterator[pa.Table]:
         """The frames in order, some hundred rows at a time, of the given parquet columns."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self._fetch("data/**")
         for file in self._parquet_files(self.root / "data"):
             try:
@@ -247,9 +242,6 @@ class LeRobotSource:
         return info
 
     def _read_instructions(self) -> list[str]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         file = self.root / "meta" / "tasks.parquet"
         try:
             table = pq.read_table(str(file))
@@ -262,8 +254,6 @@ class LeRobotSource:
         return [instruction for _, instruction in pairs]
 
     def _read_table(self, folder: Path) -> pa.Table:
-        import pyarrow as pa
-
         tables = [
             self._read_columns(file, lambda name: not name.startswith(("stats/", FINAL_IMAGE_PREFIX)))
             for file in self._parquet_files(folder)
@@ -271,9 +261,6 @@ class LeRobotSource:
         return pa.concat_tables(tables, promote_options="permissive")
 
     def _read_columns(self, file: Path, wanted: Callable[[str], bool]) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             reader = pq.ParquetFile(str(file))
             return reader.read(columns=[name for name in reader.schema_arrow.names if wanted(name)])
@@ -299,8 +286,6 @@ def resize(image: np.ndarray, size: int | None) -> np.ndarray:
     """uint8 (height, width, 3) scaled to (size, size, 3) by area averaging; as it is where size is None or equal."""
     if size is None or image.shape[:2] == (size, size):
         return image
-    import cv2
-
     return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
 
 
@@ -325,3 +310,13 @@ def check_finite(source: LeRobotSource, column: str, values: np.ndarray) -> None
 
 def _numbers(table: pa.Table, column: str) -> np.ndarray:
     return np.asarray(table.column(column).combine_chunks())
+
+
+def add_file(digest: hashlib.blake2b, name: str, file: Path) -> None:
+    """Into a hash: `name`, and the file's size, beginning and end (64 KiB each)."""
+    size = file.stat().st_size
+    digest.update(f"{name}:{size}".encode())
+    with open(file, "rb") as stream:
+        digest.update(stream.read(1 << 16))
+        stream.seek(max(size - (1 << 16), 0))
+        digest.update(stream.read())

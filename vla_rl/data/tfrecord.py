@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from vla_rl.data.config import DatasetError
 
@@ -49,8 +51,6 @@ def parse_example(data: bytes) -> dict[str, list[bytes] | np.ndarray]:
     Raises:
         ValueError: the bytes are no Example.
     """
-    from google.protobuf.message import DecodeError
-
     try:
         features = _example_class().FromString(data).features.feature
     except DecodeError as error:
@@ -72,8 +72,6 @@ def _damaged(file: Path, number: int, what: str) -> DatasetError:
 @functools.cache
 def _example_class() -> Any:
     """The message class of tf.train.Example, described here since only TensorFlow ships its description."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="vla_rl/example.proto", package="vla_rl.example", syntax="proto3")
 

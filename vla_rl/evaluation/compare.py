@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
@@ -26,9 +28,6 @@ from vla_rl.evaluation.statistics import (
     paired_bootstrap_interval,
 )
 from vla_rl.types import Split
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SCHEMA_VERSION = 1
 # Options of an environment that say how it was run and not what was run, those of older files too.
@@ -143,9 +142,6 @@ class Comparison(Config):
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
         table = Table(
             title=f"{self.name_a} (a) against {self.name_b} (b) on {self.env}, {self.split} split",
             title_justify="left",

@@ -24,9 +24,11 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from vla_rl.common.progress import Stopwatch
+from vla_rl.common.run_folder import versions
 from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.evaluation.video import write_episode_video
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.rollout.source import with_steps_after_success
@@ -146,8 +148,6 @@ def film(
     Sampled as they were, but in other batches, whose rounding may change one; the file name says how it ended:
     `<name>__<task>__<mode>__<split>-<index>__<success|failure>.mp4`.
     """
-    from vla_rl.evaluation.video import write_episode_video
-
     mode, temperature = list(config.modes().items())[-1]
     chosen: list[EpisodeRecord] = []
     for task in evaluation.tasks:
@@ -221,8 +221,6 @@ def _evaluate(
     planner: PlanningPolicy | None,
     world: ProcessGroup,
 ) -> Evaluation:
-    from vla_rl.common.run_folder import versions
-
     if env.spec.approximation and not config.approximate:
         raise EvaluationError(
             f"this environment is for training: {env.spec.approximation}. Evaluate without "

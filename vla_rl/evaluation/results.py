@@ -12,19 +12,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.task_names import short_names
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
 from vla_rl.types import Split
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SCHEMA_VERSION = 1
 # Color-blind-safe (Okabe & Ito), shared with the report.
@@ -228,9 +227,6 @@ class Evaluation(Config):
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide where labels are short: a row per task and one for all, per mode."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
         title = f"{self.meta.name} on {self.meta.env_title}, {self.meta.split} split"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for name in ("mode", "task", "success", "95 % interval", "n", "states", "steps"):

@@ -12,9 +12,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vla_rl.config import Config, TaskNames
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
+from vla_rl.evaluation.evaluate import run_episodes
 from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import Episode, EpisodeSpec, Split
 
 if TYPE_CHECKING:
@@ -165,9 +167,6 @@ def _run(
     world: ProcessGroup,
 ) -> tuple[list[Episode], int]:
     """Return a policy's episodes of a batch, this process's own, and how many were run again."""
-    from vla_rl.evaluation.evaluate import run_episodes
-    from vla_rl.rollout.runner import derived_seed
-
     with world.unsharded(policy):
         return run_episodes(
             policy,

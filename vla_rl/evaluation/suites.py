@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.evaluation.results import Evaluation, EvaluationError, read_json_document
 from vla_rl.evaluation.statistics import Interval, mean_interval
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SCHEMA_VERSION = 1
 
@@ -97,9 +95,6 @@ class SuiteResults(Config):
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
         title = f"{self.name} on {self.env}, {self.split} split"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for name in _COLUMNS:

@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
@@ -22,9 +22,6 @@ from vla_rl.rewards.base import Judgement
 from vla_rl.rewards.fit import frame_logits, highest, progress_target
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.model import STATES_FILE, LearnedReward
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RESULT_FILE, PAGE_FILE = "reward.json", "reward.html"
 NUM_BINS = 10
@@ -92,8 +89,6 @@ class RewardResult(Config):
 
     def table(self) -> Table:
         """The figures for a terminal."""
-        from rich.table import Table
-
         table = Table(title=self.summary(), title_justify="left")
         table.add_column("task")
         for title, _ in FIGURES.values():

@@ -12,6 +12,8 @@ from typing import Self
 import numpy as np
 import torch
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from scipy.special import expit
 
 from vla_rl.common.atomic import atomic_folder
@@ -137,8 +139,6 @@ class LearnedReward(RewardModel):
         Returns:
             The facts, with the weights' fingerprint.
         """
-        from safetensors.torch import save_file
-
         with atomic_folder(Path(folder), what="learned reward", replace=True) as partial:
             save_file({n: t.contiguous() for n, t in self.network.state_dict().items()}, partial / WEIGHTS_FILE)
             self.facts = self.facts.model_copy(update={"weights": fingerprint(partial / WEIGHTS_FILE)})
@@ -153,9 +153,6 @@ class LearnedReward(RewardModel):
         Raises:
             RewardError: missing or damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         folder = Path(folder)
         if (folder / "reward" / FACTS_FILE).is_file():
             raise RewardError(f"{folder} is the run's folder; name {folder / 'reward'}")

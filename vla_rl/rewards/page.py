@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import figure as mpl
+from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.report.page import page_template
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vla_rl.rewards.frames import RewardFrames
     from vla_rl.rewards.model import LearnedReward
 
@@ -63,8 +63,6 @@ def write_page(result: RewardResult, model: LearnedReward, frames: RewardFrames,
 
 def draw_calibration(result: RewardResult) -> Figure:
     """Share of successes over probability, with the diagonal."""
-    from matplotlib import figure as mpl
-
     figure = mpl.Figure(figsize=(4.2, 3.6), dpi=110, layout="constrained")
     axes, bins = figure.subplots(), result.curve.bins
     x, y = [b.probability for b in bins], [b.success for b in bins]
@@ -78,8 +76,6 @@ def draw_calibration(result: RewardResult) -> Figure:
 
 def draw_episode(number: int, model: LearnedReward, frames: RewardFrames, judged: Judged) -> Figure:
     """Frames of an episode in a row, above probability and progress over its control steps."""
-    from matplotlib import figure as mpl
-
     rows = np.flatnonzero(frames.owner == number)
     shown = np.unique(np.linspace(0, len(rows) - 1, NUM_IMAGES).round().astype(int))
     images = frames.observation(rows[shown]).images[model.facts.cameras[0]]

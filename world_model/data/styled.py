@@ -17,7 +17,7 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.data.segmentation import Structure, open_structure
+from vla_rl.data.structure import Structure, open_structure
 from world_model.data.colors import named_colors
 from world_model.data.episodes import EpisodeFrames
 from world_model.data.latents import ImageSamples

@@ -16,7 +16,8 @@ from sim.tabletop import TabletopConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
-from vla_rl.data.segmentation import CAMERA_PREFIX, open_structure, pack, structure_file, unpack
+from vla_rl.data.segmentation import CAMERA_PREFIX, pack, structure_file, unpack
+from vla_rl.data.structure import open_structure
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset

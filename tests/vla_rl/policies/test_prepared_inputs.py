@@ -16,7 +16,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.data.augment import cropped_at_random
 from vla_rl.data.config import AugmentConfig
-from vla_rl.policies.openvla import image_chain
+from vla_rl.policies.openvla import inputs
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.image_chain import apply_chain
 from vla_rl.policies.openvla.inputs import prepare_images
@@ -84,7 +84,7 @@ class Run:
             counted += len(images)
             return apply_chain(images, *arguments)
 
-        monkeypatch.setattr(image_chain, "apply_chain", counting)
+        monkeypatch.setattr(inputs, "apply_chain", counting)
         env = DummyConfig(num_envs=2, tasks=("reach_red",), image_size=64, horizon=4).build()
         config = OpenVLAConfig(
             image_size=32, action_bins=5, chunk_size=2, precision="fp32", images=OPENVLA_CHAIN, value_head=True

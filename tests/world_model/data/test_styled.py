@@ -14,7 +14,8 @@ from dummy_fit import ENV, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.segmentation import open_structure, structure_file
+from vla_rl.data.segmentation import structure_file
+from vla_rl.data.structure import open_structure
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples, open_latents

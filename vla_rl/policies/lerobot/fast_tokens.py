@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 VOCABULARY = 192  # Of the tiny tokenizer.
 _MODULES = ("lerobot.policies.pi0_fast.modeling_pi0_fast", "lerobot.processor.tokenizer_processor")
@@ -39,7 +41,6 @@ def read_as_data() -> Iterator[None]:
     Changes names in LeRobot's modules for as long, so no other thread may build one meanwhile.
     """
     from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
-    from transformers import AutoTokenizer
 
     ours = {
         "AutoProcessor": FolderTokenizers(UniversalActionProcessor.from_pretrained_local),
@@ -70,8 +71,6 @@ def tiny_fast_tokenizer(chunk_size: int, action_dim: int) -> Any:
     Its coefficients are single bytes, so that every sequence of its tokens is a chunk.
     """
     from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     reach = 1.25 * chunk_size**0.5  # Of the mean's coefficient, with room for what exceeds the quantiles.
     largest = min(int(_SCALE * reach), 63)  # A byte that is a character by itself: 127 of them.

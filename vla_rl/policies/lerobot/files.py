@@ -17,6 +17,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from draccus.utils import DraccusException
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.processor import TokenizerProcessorStep
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -26,6 +30,10 @@ from vla_rl.distributed import parts
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
+from vla_rl.policies.lerobot.act import LeRobotActPolicy
+from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
+from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
+from vla_rl.policies.lerobot.flow import ContinuingFlowPolicy, LeRobotFlowPolicy
 from vla_rl.policies.lerobot.options import (
     CONTINUING_TYPES,
     EXTRAS_FILE,
@@ -147,8 +155,6 @@ def load(
 
 
 def _core_config(policy_type: str, options: dict[str, Any], cameras: tuple[str, ...], env_spec: EnvSpec) -> Any:
-    from lerobot.configs import FeatureType, PolicyFeature
-
     config_class = _config_class(policy_type)
     known = {field.name for field in dataclasses.fields(config_class)}
     unknown = sorted(set(options) - known - {"chunk_size", "n_action_steps"})
@@ -164,7 +170,6 @@ def _core_config(policy_type: str, options: dict[str, Any], cameras: tuple[str, 
 
 def _config_class(policy_type: str) -> Any:
     import lerobot.policies  # noqa: F401  (registers the configs)
-    from lerobot.configs import PreTrainedConfig
 
     known = PreTrainedConfig.get_known_choices()
     if policy_type not in known:
@@ -173,9 +178,6 @@ def _config_class(policy_type: str) -> Any:
 
 
 def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.device) -> Any:
-    from draccus.utils import DraccusException
-    from lerobot.configs import PreTrainedConfig
-
     _config_class(str(config.type))
     try:
         core_config: Any = PreTrainedConfig.from_pretrained(folder)
@@ -231,8 +233,6 @@ def _build(core_config: Any) -> Any:
     Raises:
         ValueError: a package is missing, or a file that neither the disk nor a hub has.
     """
-    from lerobot.policies.factory import get_policy_class
-
     try:
         return get_policy_class(core_config.type)(core_config)
     except ImportError as error:
@@ -255,15 +255,11 @@ def _build(core_config: Any) -> Any:
 
 def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
     if core.config.type in FLOW_TYPES:
-        from vla_rl.policies.lerobot.flow import ContinuingFlowPolicy, LeRobotFlowPolicy
-
         kind = ContinuingFlowPolicy if core.config.type in CONTINUING_TYPES else LeRobotFlowPolicy
         return kind(config, core, preprocessor, postprocessor)
     if config.cuda_graphs:
         raise ConfigError(f"policy.cuda_graphs: only for {', '.join(FLOW_TYPES)}; got {core.config.type!r}")
     if core.config.type == "pi0_fast":
-        from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
-
         return LeRobotFastPolicy(config, core, preprocessor, postprocessor)
     if core.config.type in ("diffusion", "act"):
         return _wrap_small(config, core, preprocessor, postprocessor)
@@ -275,9 +271,6 @@ def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: A
 
 def _wrap_small(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
     """Diffusion Policy or ACT, all of which is trained."""
-    from vla_rl.policies.lerobot.act import LeRobotActPolicy
-    from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
-
     wanted = [name for name in ("lora", "gradient_checkpointing") if getattr(config, name)]
     if wanted:
         raise ConfigError(f"policy.{wanted[0]}: not for {core.config.type!r}, whose networks are small")
@@ -397,8 +390,6 @@ def _some(items: Iterable[str], limit: int = 8) -> str:
 
 
 def _make_processors(core_config: Any) -> tuple[Any, Any]:
-    from lerobot.policies.factory import make_pre_post_processors
-
     try:
         return make_pre_post_processors(core_config)
     except OSError as error:
@@ -407,9 +398,6 @@ def _make_processors(core_config: Any) -> tuple[Any, Any]:
 
 def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> tuple[Any, Any]:
     """The saved pipelines, on this device, with the tokenizer of the recipe's or the folder's own if there is one."""
-    from lerobot.policies.factory import make_pre_post_processors
-    from lerobot.processor import TokenizerProcessorStep
-
     file, configs = folder / PREPROCESSOR_FILE, read_steps(folder, core_config.type)
     overrides: dict[str, Any] = {}
     if "device_processor" in configs:

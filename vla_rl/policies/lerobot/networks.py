@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attention_masks_4d
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -191,8 +192,6 @@ class Pi0Network(FlowNetwork):
         return images, image_masks, batch[TOKENS], batch[TOKEN_MASK]
 
     def prefix(self, batch: dict[str, Any]) -> Prefix:
-        from lerobot.policies.common.vla_utils import prepare_attention_masks_4d
-
         embeddings, valid, attention = self.model.embed_prefix(*self._inputs(batch))
         (output, _), cache = self.towers.forward(
             attention_mask=prepare_attention_masks_4d(_attention_2d(valid, attention)),
@@ -289,15 +288,11 @@ NETWORKS: dict[str, type[FlowNetwork]] = {
 
 
 def _attention_2d(valid: Tensor, attention: Tensor) -> Tensor:
-    from lerobot.policies.common.vla_utils import make_att_2d_masks
-
     return make_att_2d_masks(valid, attention)
 
 
 def attention_of_valid(attention: Tensor, dtype: torch.dtype) -> Tensor:
     """What may attend to what, bool (B, Q, K), as the mask (B, 1, Q, K) that transformers adds to the scores."""
-    from lerobot.policies.common.vla_utils import prepare_attention_masks_4d
-
     return prepare_attention_masks_4d(attention, dtype=dtype)
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies.base import check_sizes
+from vla_rl.policies.lerobot import writing
 from vla_rl.policies.lerobot.options import LeRobotOptions, image_name, no_rl_reason
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
@@ -100,8 +102,6 @@ class LeRobotPolicy(nn.Module, Policy):
         return None
 
     def _normalizers(self) -> list[Any]:
-        from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
-
         steps = [*self.postprocessor.steps, *self.preprocessor.steps]
         return [step for step in steps if isinstance(step, NormalizerProcessorStep | UnnormalizerProcessorStep)]
 
@@ -198,9 +198,8 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def save(self, folder: Path) -> None:
         """Write it in LeRobot's layout, with our options beside. The folder appears whole or not at all."""
-        from vla_rl.policies.lerobot.writing import save
-
-        save(self, Path(folder))
+        extra = writing.extra_weights(self)
+        writing.save(Path(folder), self.config, self.core, self.preprocessor, self.postprocessor, extra)
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lerobot.processor import ActionTokenizerProcessorStep, ProcessorStep, ProcessorStepRegistry
+
 PREPROCESSOR_FILE, POSTPROCESSOR_FILE = "policy_preprocessor.json", "policy_postprocessor.json"
 _OF_ENVIRONMENTS = "lerobot.processor.hil_processor"  # One of its steps loads a model, whose code it runs.
 
@@ -55,8 +57,6 @@ def _checked(file: Path, policy_type: str) -> list[dict[str, Any]]:
 
 def _is_safe(step: dict[str, Any], policy_type: str) -> bool:
     """Whether a step's class is a registered one, or one of LeRobot's, that brings no code from elsewhere."""
-    from lerobot.processor import ActionTokenizerProcessorStep, ProcessorStep, ProcessorStepRegistry
-
     ours = ("lerobot.processor.", f"lerobot.policies.{policy_type}.")
     if "registry_name" in step:
         found: Any = ProcessorStepRegistry._registry.get(step["registry_name"])

@@ -12,6 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lerobot.configs import RTCAttentionSchedule
+from lerobot.policies.rtc.configuration_rtc import RTCConfig
+from lerobot.policies.rtc.modeling_rtc import RTCProcessor
 from torch import Tensor
 
 from vla_rl.policies.lerobot.flow_sampling import Velocity
@@ -26,9 +29,6 @@ def rtc_config(prefix: ActionPrefix, own: Any) -> Any:
     Raises:
         ValueError: an option out of range.
     """
-    from lerobot.configs import RTCAttentionSchedule
-    from lerobot.policies.rtc.configuration_rtc import RTCConfig
-
     config = replace(own or RTCConfig(), enabled=True, debug=False)
     if prefix.prefix_attention_schedule is not None:
         if prefix.prefix_attention_schedule not in PREFIX_SCHEDULES:
@@ -50,8 +50,6 @@ def guided(velocity: Velocity, leftover: Tensor, num_frozen: int, config: Any) -
         leftover: float32 (B, P, A), normalized, P and A at most the sample's.
         config: LeRobot's `RTCConfig`.
     """
-    from lerobot.policies.rtc.modeling_rtc import RTCProcessor
-
     processor = RTCProcessor(config)
 
     def corrected(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from lerobot.configs import NormalizationMode
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
 
@@ -146,8 +147,6 @@ def tiny_options(
         raise ValueError(f"policy.image_size: got {image_size}, must be a multiple of {patch} in the tiny preset")
     common: dict[str, Any] = {"max_state_dim": state_dim, "max_action_dim": action_dim}
     if policy_type == "pi0_fast":
-        from lerobot.configs import NormalizationMode
-
         quantiles = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
         return common | {
             "image_resolution": (image_size, image_size),
@@ -159,8 +158,6 @@ def tiny_options(
             "normalization_mapping": {name: NormalizationMode(mode) for name, mode in quantiles.items()},
         }
     if policy_type == "xvla":
-        from lerobot.configs import NormalizationMode
-
         scaled = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
         return common | {
             "resize_imgs_with_padding": (image_size, image_size),

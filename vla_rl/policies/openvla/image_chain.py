@@ -14,7 +14,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import cv2
 import numpy as np
+import simplejpeg
+import torch
+import torch.nn.functional as F
 
 from vla_rl.policies.openvla.options import ImageChain
 
@@ -47,8 +51,6 @@ def check_images(images: np.ndarray, name: str = "images") -> None:
 
 def jpeg_round_trip(image: np.ndarray, quality: int = 95) -> np.ndarray:
     """Encode uint8 (height, width, 3) as JPEG with 4:2:0 chroma, and decode it as TensorFlow does."""
-    import cv2
-
     options = [
         cv2.IMWRITE_JPEG_QUALITY,
         quality,
@@ -62,8 +64,6 @@ def jpeg_round_trip(image: np.ndarray, quality: int = 95) -> np.ndarray:
 
 def decode_jpeg(data: bytes) -> np.ndarray:
     """uint8 (height, width, 3) RGB of JPEG bytes, by the fast integer DCT that TensorFlow takes by default."""
-    import simplejpeg  # Here, so that a policy without the step needs no decoder.
-
     return simplejpeg.decode_jpeg(data, "RGB", fastdct=True)
 
 
@@ -111,9 +111,6 @@ def _crop_samples(size: int, area: float) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _bilinear_resize(images: np.ndarray, size: int) -> np.ndarray:
-    import torch
-    import torch.nn.functional as F
-
     pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
     pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
     return pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vla_rl.data.augment import are_cropped
 from vla_rl.policies.normalization import NormStats
+from vla_rl.policies.openvla.image_chain import apply_chain, check_images
 from vla_rl.policies.openvla.network.network import Prompt
 from vla_rl.policies.openvla.options import ImageChain
 from vla_rl.types import Observation
@@ -31,8 +32,6 @@ def prepare_images(
     Raises:
         ValueError: a camera is missing, or its images are not uint8 RGB.
     """
-    from vla_rl.policies.openvla.image_chain import apply_chain, check_images
-
     if obs.is_prepared:
         return obs
     missing = [camera for camera in cameras if camera not in obs.images]

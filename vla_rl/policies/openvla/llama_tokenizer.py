@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+import tokenizers
+
 BOS_ID = 1
 # What "Out: " ends in; OpenVLA appends it to the prompt, since training saw it before the action tokens.
 EMPTY_ID = 29871
@@ -57,8 +59,6 @@ class LlamaTokenizer:
 
 
 def _open(folder: Path):
-    import tokenizers
-
     file = folder / "tokenizer.json"
     if not file.is_file():
         hint = ""

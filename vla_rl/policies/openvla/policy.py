@@ -31,7 +31,6 @@ from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_e
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix, Prompt
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
-from vla_rl.policies.openvla.trained import trained_names
 from vla_rl.policies.token_draws import check_temperature, draw, guided, token_log_prob
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
@@ -114,7 +113,11 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         Raises:
             ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
         """
-        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training, action_dim))
+        saved = openvla_folders.load(folder, device, seed, chosen or {}, for_training, action_dim)
+        policy = cls(saved.config, saved.architecture, saved.tokenizer, saved.norm_stats, saved.network)
+        policy.published, policy.trained_beside = saved.published, saved.trained_beside
+        policy.no_rl_reason = saved.no_rl_reason
+        return policy.finish(device)
 
     def finish(self, device: str | torch.device) -> Self:
         """Move to the device and set up what depends on it; called once, when the weights are there."""
@@ -151,7 +154,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             folder: is replaced when it exists.
             dtype: store the weights so; None: in our own layout as they are, in the published one as they were.
         """
-        openvla_folders.save(self, folder, dtype)
+        own = self.config, self.architecture, self.tokenizer, self.norm_stats, self.network
+        openvla_folders.save(openvla_folders.SavedPolicy(*own, self.published, self.trained_beside), folder, dtype)
 
     def check_env(self, env_spec: EnvSpec) -> None:
         """Check that the policy can act in environments of this spec.
@@ -196,7 +200,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
 
     def trained_names(self) -> set[str]:
         """Names in the network of the parameters that `config.trainable` selects."""
-        return trained_names(self.network, self.config)
+        return openvla_folders.trained_names(self.network, self.config)
 
     def merge_lora(self) -> None:
         """Add the adapters to the weights they adapt, so that a plain checkpoint can be saved."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from vla_rl.policies.openvla.files import layout as openvla_layout
@@ -163,9 +165,6 @@ def _write_film(tensors: Mapping[str, Tensor], architecture: openvla_layout.Arch
 
 def _write_tokenizer(folder: Path) -> None:
     """A tokenizer.json of whole words and, for all others, letters; its ids are below Llama's 32000."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
     words = sorted({*ROBOT_WORDS, *prompt_text("").replace("?", " ? ").split()})
     letters = [chr(i) for i in range(33, 127)]
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}

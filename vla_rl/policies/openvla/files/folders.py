@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Set
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -31,13 +32,10 @@ from vla_rl.policies.normalization import STATISTICS_FILE, NormStats
 from vla_rl.policies.openvla.files import layout as openvla_layout
 from vla_rl.policies.openvla.files import weights as openvla_weights
 from vla_rl.policies.openvla.files.layout import PublishedFolder
-from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer
+from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer, PromptTokenizer
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.policies.openvla.options import L1_AS_TOKENS, OPENVLA_CHAIN, Architecture, LoraOptions, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
-
-if TYPE_CHECKING:
-    from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 HEADS_FILE = "heads.safetensors"
 NORM_FROM_DATA = "from_data"
@@ -46,16 +44,39 @@ NEW_HEADS = ("value_head.", "keyframe_head.", "scale_head.")
 TRAINED_WHOLE = ("action_head.", "proprio_projector.")
 
 
+@dataclass
+class SavedPolicy:
+    """What a folder holds of a policy.
+
+    Attributes:
+        published: the checkpoint in the published layout that it came from; None for our own.
+        trained_beside: names of weights that were trained whole beside adapters.
+    """
+
+    config: OpenVLAOptions
+    architecture: Architecture
+    tokenizer: PromptTokenizer
+    norm_stats: NormStats | None
+    network: OpenVLANetwork
+    published: PublishedFolder | None = None
+    trained_beside: set[str] = field(default_factory=set)
+
+    @property
+    def no_rl_reason(self) -> str | None:
+        """Why RL cannot train it, for the user; None where it can."""
+        regresses = self.published is not None and "action_head" in self.published.components
+        return L1_AS_TOKENS if self.config.decoder == "parallel" and regresses else None
+
+
 def load(
-    cls: type[OpenVLAPolicy],
     folder: Path,
     device: str | torch.device,
     seed: int,
     chosen: Mapping[str, Any],
     for_training: bool,
     action_dim: int | None = None,
-) -> OpenVLAPolicy:
-    """The policy in a folder of any of the three kinds. See `OpenVLAPolicy.load`."""
+) -> SavedPolicy:
+    """Read a folder of any of the three kinds. See `OpenVLAPolicy.load`."""
     folder = Path(folder)
     if (folder / OWN_FILE).is_file():
         values = _read_own(folder / OWN_FILE)
@@ -67,12 +88,12 @@ def load(
             )
         published = openvla_layout.read_published(base, statistics_of=folder)
         config = parse_config(values, folder / OWN_FILE)[0].with_chosen(dict(chosen))
-        return _load_published(cls, folder, published, config, device, seed, for_training, action_dim)
+        return _load_published(folder, published, config, device, seed, for_training, action_dim)
     if openvla_layout.is_published(folder):
         published = openvla_layout.read_published(folder)
         config = published_config(published, chosen)
-        return _load_published(cls, folder, published, config, device, seed, for_training, action_dim)
-    return _load_ours(cls, folder, device, seed, chosen)
+        return _load_published(folder, published, config, device, seed, for_training, action_dim)
+    return _load_ours(folder, device, seed, chosen)
 
 
 def _read_own(file: Path) -> dict[str, Any]:
@@ -92,12 +113,27 @@ def parse_config(values: Mapping[str, Any], file: Path) -> tuple[OpenVLAOptions,
         raise ValueError(f"{file}: not a config of this package's OpenVLA policy: {error}") from error
 
 
+def trained_names(network: OpenVLANetwork, config: OpenVLAOptions) -> set[str]:
+    """Names in the network of the parameters that `config.trainable` selects."""
+    unused = network.vision_backbone.unused_parameters()
+    if network.action_head is not None:
+        unused |= {id(p) for p in network.language_model.lm_head.parameters()}
+    mode = config.trainable
+    heads = NEW_HEADS if config.decoder != "l1" else (*NEW_HEADS, *TRAINED_WHOLE)
+    chosen = set()
+    for name, parameter in network.named_parameters():
+        adapted = lora.is_adapter(name) or name.startswith(heads)
+        full = mode == "full" or (mode == "frozen_vision" and not name.startswith("vision_backbone."))
+        base_of_adapter = ".base_layer." in name
+        if id(parameter) not in unused and (adapted or (full and not base_of_adapter)):
+            chosen.add(name)
+    return chosen
+
+
 # --- our own layout -----------------------------------------------------------------------------
 
 
-def _load_ours(
-    cls: type[OpenVLAPolicy], folder: Path, device: str | torch.device, seed: int, chosen: Mapping[str, Any]
-) -> OpenVLAPolicy:
+def _load_ours(folder: Path, device: str | torch.device, seed: int, chosen: Mapping[str, Any]) -> SavedPolicy:
     saved, architecture = parse_config(read_policy_config(folder), folder / CONFIG_FILE)
     config = saved.with_chosen(dict(chosen))
     stats = NormStats.read(folder, architecture.action_dim, architecture.state_dim)
@@ -111,7 +147,7 @@ def _load_ours(
         checkpoint_files.read_weights(folder, network, may_miss=NEW_HEADS)
         if saved.lora is None and config.lora is not None:
             lora.add_adapters(network, config.lora)
-    return cls(config, architecture, WordTokenizer.read(folder), stats, network).finish(device)
+    return SavedPolicy(config, architecture, WordTokenizer.read(folder), stats, network)
 
 
 def make_network(config: OpenVLAOptions, architecture: Architecture) -> OpenVLANetwork:
@@ -218,7 +254,6 @@ def in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
 
 
 def _load_published(
-    cls: type[OpenVLAPolicy],
     folder: Path,
     published: PublishedFolder,
     config: OpenVLAOptions,
@@ -226,14 +261,13 @@ def _load_published(
     seed: int,
     for_training: bool,
     action_dim: int | None,
-) -> OpenVLAPolicy:
+) -> SavedPolicy:
     architecture, stats = published_architecture(published, config, action_dim)
     with torch.device("meta"):
         network = OpenVLANetwork(architecture)
     tokenizer = LlamaTokenizer(published.folder, architecture.llm.vocab_size)
-    policy = cls(config, architecture, tokenizer, stats, network)
     bf16 = wants_bf16(config.precision, torch.device(device).type)
-    trained = policy.trained_names() if for_training else set()
+    trained = trained_names(network, config) if for_training else set()
 
     def dtype_of(name: str) -> torch.dtype:
         """auto: what is trained in float32, since small updates would vanish in bfloat16; the rest as it computes."""
@@ -248,11 +282,8 @@ def _load_published(
             lora.read_adapters(network, folder)
         elif config.lora is not None:
             lora.add_adapters(network, config.lora)
-    policy.trained_beside = _read_heads(folder / HEADS_FILE, network)
-    policy.published = published
-    if config.decoder == "parallel" and "action_head" in published.components:
-        policy.no_rl_reason = L1_AS_TOKENS
-    return policy.finish(device)
+    beside = _read_heads(folder / HEADS_FILE, network)
+    return SavedPolicy(config, architecture, tokenizer, stats, network, published, beside)
 
 
 def _read_heads(file: Path, network: nn.Module) -> set[str]:
@@ -286,7 +317,7 @@ def _read_heads(file: Path, network: nn.Module) -> set[str]:
 # --- writing ------------------------------------------------------------------------------------
 
 
-def save(policy: OpenVLAPolicy, folder: Path, dtype: torch.dtype | None) -> None:
+def save(policy: SavedPolicy, folder: Path, dtype: torch.dtype | None) -> None:
     """Write a policy as it was read: ours, published, or adapters on a published checkpoint."""
 
     def write(path: Path) -> None:
@@ -316,20 +347,22 @@ def save(policy: OpenVLAPolicy, folder: Path, dtype: torch.dtype | None) -> None
     checkpoint_files.write_folder(Path(folder), write)
 
 
-def _config_to_keep(policy: OpenVLAPolicy) -> OpenVLAOptions:
+def _config_to_keep(policy: SavedPolicy) -> OpenVLAOptions:
     changes: dict[str, Any] = {"path": None}
     if policy.published is not None and policy.norm_stats is not None:
         changes["norm_key"] = policy.norm_stats.name
     return policy.config.model_copy(update=changes)
 
 
-def _write_adapters(policy: OpenVLAPolicy, options: LoraOptions, base: str, folder: Path) -> None:
+def _write_adapters(policy: SavedPolicy, options: LoraOptions, base: str, folder: Path) -> None:
     lora.write_adapters(policy.network, options, base, folder)
-    trained = {name for name in policy.trained_names() if not lora.is_adapter(name)} | policy.trained_beside
+    trained = {
+        name for name in trained_names(policy.network, policy.config) if not lora.is_adapter(name)
+    } | policy.trained_beside
     _write_heads(policy, folder, (*NEW_HEADS, *TRAINED_WHOLE), trained)
 
 
-def _write_heads(policy: OpenVLAPolicy, folder: Path, prefixes: tuple[str, ...], also: Set[str] = frozenset()) -> None:
+def _write_heads(policy: SavedPolicy, folder: Path, prefixes: tuple[str, ...], also: Set[str] = frozenset()) -> None:
     """Write the parameters whose names begin like that, and `also` those of these names."""
     heads = {n: p for n, p in policy.network.named_parameters() if n.startswith(prefixes) or n in also}
     if heads:
