@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-core test-slow test-slow-changed lint weight format docs doctor constraints clean
+.PHONY: help setup setup-dev demo test test-core test-slow test-slow-changed lint weight format docs pictures doctor constraints clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -69,6 +69,9 @@ format: setup-dev ## let ruff format and fix the code
 
 docs: setup-dev ## build the documentation site into site/; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+pictures: setup-dev ## draw the README's pictures anew from a run of the demo: make pictures ARGS=runs/FOLDER
+	$(GL) $(BIN)/python scripts/pictures.py $(ARGS)
 
 doctor: setup ## what this machine has and lacks
 	$(GL) $(BIN)/vla-rl doctor $(ARGS)
