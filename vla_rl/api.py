@@ -60,14 +60,15 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
         TrainingDivergedError: the loss, the gradients or the weights became NaN or infinite.
     """
     from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.pinned import pinned_demonstrations
+    from vla_rl.data.hub import pinned
     from vla_rl.training.train import train as run_training
 
     loaded = _loaded(recipe)
     loaded.check_machine()
-    pinned = pinned_demonstrations(check(loaded, TRAIN), print)
-    folder = open_run(pinned, None if output is None else Path(output), resume, free=("train.iterations",))
-    return run_training(pinned, folder, resume)
+    checked = check(loaded, TRAIN)
+    checked = pinned(checked, print, "sft.datasets") if checked.needs_demonstrations else checked
+    folder = open_run(checked, None if output is None else Path(output), resume, free=("train.iterations",))
+    return run_training(checked, folder, resume)
 
 
 def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options: Any) -> Evaluation:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, load, say
-from vla_rl.cli.training import joined
+from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, joined, load, say
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, load, load_run, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, load, run, say
 
 EpisodesOf = Annotated[
     Path | None, typer.Option("--episodes-of", help="Use the episodes embedded in this run's folder again.")
@@ -32,14 +32,9 @@ def fit(
     episodes_of: EpisodesOf = None,
 ) -> None:
     """Fit failure detectors for a policy's checkpoint, and calibrate their thresholds on its successes."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import FAILURE
-    from vla_rl.workflows.failure_detection import fit_failure
+    from vla_rl.workflows.failure_detection import fit_run
 
-    loaded = load_run(recipe, overrides, output, resume, FAILURE)
-    folder = open_run(loaded, output, resume)
-    for path in fit_failure(loaded, folder, say, episodes_of):
-        typer.echo(f"detector: {path}")
+    run(fit_run(episodes_of), recipe, overrides, output, resume)
 
 
 def evaluate(

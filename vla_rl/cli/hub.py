@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, load_run, say
+from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, run, say
 
 
 def register(app: typer.Typer) -> None:
@@ -78,18 +78,7 @@ def measure(
     ] = False,
 ) -> None:
     """In a simulator, with a scripted person: success, waiting and the person's share of time by number of robots."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import HUB
-    from vla_rl.workflows import hub_processes
-    from vla_rl.workflows.hub_study import RESULTS, TABLE, measure_hub
+    from vla_rl.workflows.hub_processes import measure_run
+    from vla_rl.workflows.hub_study import RUN
 
-    loaded = load_run(recipe, overrides, output, resume, HUB)
-    folder = open_run(loaded, output, resume)
-    if processes:
-        hub_processes.measure_processes(loaded, folder, say, PROGRAM)
-        table, results = hub_processes.TABLE, hub_processes.RESULTS
-    else:
-        measure_hub(loaded, folder, say)
-        table, results = TABLE, RESULTS
-    typer.echo((folder / table).read_text())
-    typer.echo(f"written: {folder / results}")
+    run(measure_run(PROGRAM) if processes else RUN, recipe, overrides, output, resume)

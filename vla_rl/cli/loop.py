@@ -19,9 +19,7 @@ from vla_rl.cli.options import (
     Resume,
     cluster_of,
     load,
-    load_run,
-    resumable,
-    say,
+    run,
     stopped,
 )
 
@@ -79,20 +77,9 @@ def demo(
 
 def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.checks import LOOP
-    from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned, pinned_demonstrations
-    from vla_rl.workflows.loop.before import check_loop
-    from vla_rl.workflows.loop.closed_loop import loop as run_loop
+    from vla_rl.workflows.loop.closed_loop import loop_run
 
-    loaded = load_run(recipe, overrides, output, resume, LOOP)
-    check_loop(loaded)
-    loaded = pinned_demonstrations(loaded, say)
-    loaded = pinned(loaded, say, *DATASETS_OF_A_FIT)
-    folder = open_run(loaded, output, resume)
-    with resumable("loop", folder):
-        last = run_loop(loaded, folder, program=PROGRAM, show=say)
-    typer.echo(f"policy: {RunFolder(last.run).policy}\nreport: {RunFolder(folder).report}")
+    run(loop_run(PROGRAM), recipe, overrides, output, resume)
 
 
 def sweep(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from vla_rl.recipe.checks import Command
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.recipe.checks import Command, Run
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.workflows.jobs import Cluster
 
@@ -86,6 +87,45 @@ def load[R: Recipe](recipe: str, overrides: list[str] | None, command: Command[R
     if runs:
         loaded.check_machine()
     return check(loaded, command)
+
+
+def run[R: Recipe](
+    kind: Run[R], recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool
+) -> None:
+    """Make a run, or resume one: its recipe, datasets, folder and processes, Ctrl-C, and what it came to."""
+    from vla_rl.common.run_folder import open_run
+
+    loaded = load_run(recipe, overrides, output, resume, kind.command)
+    kind.look(loaded)
+    if datasets := kind.datasets(loaded):
+        from vla_rl.data.hub import pinned
+
+        loaded = pinned(loaded, say, *datasets)
+
+    def opened() -> str:
+        return str(open_run(loaded, output, resume, free=kind.free, check=kind.check_changes(loaded)))
+
+    with joined(loaded) as world:
+        folder = Path(world.broadcast_from_main(opened))
+        with resumable(kind.name, folder):
+            lines = kind.start(loaded, folder, resume, say)
+        if world.is_main:
+            typer.echo("\n".join(lines))
+
+
+def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
+    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
+
+    Raises:
+        ConfigError: the recipe has what does not work in several processes.
+    """
+    from vla_rl.distributed.process_group import ALONE, num_launched
+
+    if num_launched() == 1:
+        return nullcontext(ALONE)
+    from vla_rl.distributed.launched import launched_group
+
+    return launched_group(recipe)
 
 
 def load_run[R: Recipe](

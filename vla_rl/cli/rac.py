@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run, resumable, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, run
 
 
 def register(app: typer.Typer) -> None:
@@ -19,30 +19,16 @@ def register(app: typer.Typer) -> None:
 
 def rac(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Rounds in a simulator: a policy with a scripted person beside it, then training on what was corrected."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import RAC
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows.rac import RESULTS, TABLE, run_rac
+    from vla_rl.workflows.rac import RUN
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, RAC), say, "sft.datasets")
-    folder = open_run(loaded, output, resume)
-    run_rac(loaded, folder, typer.echo)
-    typer.echo((folder / TABLE).read_text())
-    typer.echo(f"written: {folder / RESULTS}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def hil(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Improve a policy while it acts with a person beside it: a learner, and an actor in a process of its own."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.checks import HIL
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows.hil import run_hil
+    from vla_rl.workflows.hil import RUN
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, HIL), say, "sft.datasets")
-    folder = open_run(loaded, output, resume)
-    with resumable("hil", folder):
-        run_hil(loaded, folder, say)
-    typer.echo(f"policy: {RunFolder(folder).policy}\nreport: {RunFolder(folder).report}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def finish_recording(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load, load_run, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load, run, say
 
 
 def register(app: typer.Typer) -> None:
@@ -22,15 +22,9 @@ def register(app: typer.Typer) -> None:
 
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a reward on recorded episodes; its threshold and probabilities on initial states held out."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import REWARD
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows import reward
+    from vla_rl.workflows.reward import RUN
 
-    loaded = load_run(recipe, overrides, output, resume, REWARD)
-    loaded = pinned(loaded, say, "reward.datasets", "reward.evaluate_on")
-    folder = open_run(loaded, output, resume)
-    typer.echo(f"reward: {reward.fit(loaded, folder, say)}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def evaluate(
@@ -44,9 +38,9 @@ def evaluate(
     from vla_rl.recipe.checks import REWARD
     from vla_rl.workflows import reward
 
-    run = RunFolder(folder)
-    if not run.exists:
+    fitted = RunFolder(folder)
+    if not fitted.exists:
         raise ConfigError(f"{folder}: no run of `vla-rl reward fit` (no config.yaml); name its folder")
-    result, page = reward.evaluate(load(str(run.config), overrides, REWARD), folder, say)
+    result, page = reward.evaluate(load(str(fitted.config), overrides, REWARD), folder, say)
     print_table(result.table())
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,15 +15,10 @@ from vla_rl.cli.options import (
     Resume,
     check_writable,
     load,
-    load_run,
-    resumable,
+    run,
     say,
     stopped,
 )
-
-if TYPE_CHECKING:
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.recipe.recipe import Recipe
 
 
 def register(app: typer.Typer) -> None:
@@ -36,88 +30,36 @@ def register(app: typer.Typer) -> None:
     app.command()(collect)
 
 
-def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
-    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
-
-    Raises:
-        ConfigError: the recipe has what does not work in several processes.
-    """
-    from vla_rl.distributed.process_group import ALONE, num_launched
-
-    if num_launched() == 1:
-        return nullcontext(ALONE)
-    from vla_rl.distributed.launched import launched_group
-
-    return launched_group(recipe)
-
-
 def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.checks import TRAIN
-    from vla_rl.recipe.pinned import pinned_demonstrations
-    from vla_rl.training.train import train as run_training
+    from vla_rl.workflows.post_train import RUN
 
-    loaded = pinned_demonstrations(load_run(recipe, overrides, output, resume, TRAIN), say)
-    with joined(loaded) as world:
-        folder = Path(
-            world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=("train.iterations",))))
-        )
-        with resumable("train", folder):
-            policy = run_training(loaded, folder, resume)
-        if world.is_main:
-            typer.echo(f"policy: {policy}\nreport: {RunFolder(folder).report}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import SFT
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows.clone import clone
+    from vla_rl.workflows.clone import RUN
 
-    loaded, longer = load_run(recipe, overrides, output, resume, SFT), ("sft.steps",)
-    loaded = pinned(loaded, say, "sft.datasets")
-    with joined(loaded) as world:
-        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=longer))))
-        with resumable("sft", folder):
-            summary = clone(loaded, folder)
-    if not world.is_main:
-        return
-    loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
-    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps{loss})")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def offline(
     recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False
 ) -> None:
     """Improve a policy from logged episodes alone, without an environment: successes and failures both teach."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.checks import OFFLINE
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows.offline import improve_offline
+    from vla_rl.workflows.offline import RUN
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, OFFLINE), say, "sft.datasets")
-    folder = open_run(loaded, output, resume)
-    with resumable("offline", folder):
-        summary = improve_offline(loaded, folder, say)
-    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps)\nreport: {RunFolder(folder).report}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def online(
     recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False
 ) -> None:
     """Improve a policy from every episode that it runs, and those logged before, by a critic; the policy is frozen."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.checks import ONLINE
-    from vla_rl.recipe.pinned import pinned
-    from vla_rl.workflows.online import improve_online
+    from vla_rl.workflows.online import RUN
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, ONLINE), say, "sft.datasets")
-    folder = open_run(loaded, output, resume)
-    with resumable("online", folder):
-        improve_online(loaded, folder, say)
-    typer.echo(f"policy: {RunFolder(folder).policy}\nreport: {RunFolder(folder).report}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def collect(

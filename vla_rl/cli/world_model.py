@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +21,7 @@ from vla_rl.cli.options import (
     check_writable,
     cluster_of,
     load,
-    load_run,
-    resumable,
+    run,
     say,
 )
 
@@ -42,16 +40,9 @@ def register(app: typer.Typer) -> None:
 
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.checks import FIT
-    from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned
-    from vla_rl.workflows.imagination.fit_world_model import CHOOSE_THE_THRESHOLD, check_threshold, fit_world_model
+    from vla_rl.workflows.imagination.fit_world_model import RUN
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, FIT), say, *DATASETS_OF_A_FIT)
-    check = partial(check_threshold, loaded)
-    folder = open_run(loaded, output, resume, free=("datasets", *CHOOSE_THE_THRESHOLD), check=check)
-    with resumable("world-model fit", folder):
-        typer.echo(f"world model: {fit_world_model(loaded, folder)}")
+    run(RUN, recipe, overrides, output, resume)
 
 
 def evaluate(

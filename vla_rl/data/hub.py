@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from vla_rl.common.hub import HubName, explained, parse_name
-from vla_rl.data.config import DatasetError
+from vla_rl.config import Config
+from vla_rl.data.config import DatasetConfig, DatasetError
 
 _INFO = "meta/info.json"
 
@@ -92,3 +94,36 @@ def converter(dataset: Path | HubDataset) -> str:
     if isinstance(dataset, HubDataset):
         return f"{command} --repo-id={dataset.name.repo} --root={_converted(dataset)}"
     return f"{command} --repo-id=local/{shlex.quote(dataset.name)} --root={shlex.quote(str(dataset))}"
+
+
+def pinned[C: Config](recipe: C, show: Callable[[str], None], *fields: str) -> C:
+    """Return a recipe with the commit of each dataset that the Hub gives, so that it says for good what is learned.
+
+    Args:
+        show: told where each dataset of such a name comes from: the Hub, or a folder here that has its name.
+        fields: `SECTION.FIELD`s of datasets.
+
+    Raises:
+        DatasetError: no such dataset or revision, or the Hub cannot be reached.
+    """
+    changes = {}
+    for field in fields:
+        section, _, name = field.partition(".")
+        options = changes.get(section) or getattr(recipe, section, None)
+        datasets = getattr(options, name, ())
+        found = tuple(_pinned(one, show, field) for one in datasets)
+        if options is not None and found != tuple(datasets):
+            changes[section] = options.model_copy(update={name: found})
+    return recipe.model_copy(update=changes) if changes else recipe
+
+
+def _pinned(dataset: DatasetConfig, show: Callable[[str], None], field: str) -> DatasetConfig:
+    name = parse_name(dataset.path)
+    if name is None or name.may_be_local:
+        return dataset
+    remote = on_hub(dataset.path)
+    if remote is None:
+        show(f"{field}: {dataset.path} is the folder here of that name; the hub is not asked")
+        return dataset
+    show(f"{field}: {remote.name} from the hub")
+    return dataset.model_copy(update={"path": str(remote.name)})

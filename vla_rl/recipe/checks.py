@@ -6,10 +6,12 @@ its class (`runs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.evaluate import episode_specs
@@ -45,6 +47,35 @@ class Command[R: Recipe]:
     kind: type[R]
     example: str = ""
     looks: tuple[Callable[[R], object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Run[R: Recipe]:
+    """What is a kind of run's own; `vla_rl.cli.options.run` does the rest.
+
+    Attributes:
+        name: as it is typed behind `vla-rl`.
+        command: which recipes it takes.
+        start: runs it in its folder, resumed or not, saying what it does, and returns lines to print at its end.
+        datasets: `SECTION.FIELD`s of datasets that it reads; those of the Hub are taken by their commit.
+        free: patterns of options that may change where it is resumed, such as its length.
+        look: raises where something is amiss, before anything is written.
+        check_changes: see `open_run`.
+    """
+
+    name: str
+    command: Command[R]
+    start: Callable[[R, Path, bool, Callable[[str], None]], Sequence[str]]
+    datasets: Callable[[R], Sequence[str]] = lambda _: ()
+    free: tuple[str, ...] = ()
+    look: Callable[[R], object] = lambda _: None
+    check_changes: Callable[[R], Callable[[RunFolder, Changed], None] | None] = lambda _: None
+
+
+def policy_and_report(folder: Path) -> list[str]:
+    """Return the lines that name a run's policy and page."""
+    run = RunFolder(folder)
+    return [f"policy: {run.policy}", f"report: {run.report}"]
 
 
 def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:

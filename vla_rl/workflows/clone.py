@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.distributed.process_group import current
-from vla_rl.recipe.checks import SFT, check, demonstrations_of
+from vla_rl.recipe.checks import SFT, Run, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
@@ -37,3 +37,18 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
         logger = SilentLogger()
     with logger:
         return train_bc(policy, demonstrations_of(recipe), folder, logger.log, recipe.seed, env_spec=spec)
+
+
+def _cloned(recipe: Recipe, folder: Path) -> list[str]:
+    summary = clone(recipe, folder)
+    loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
+    return [f"policy: {summary['policy']}  ({summary['steps']} steps{loss})"]
+
+
+RUN = Run(
+    "sft",
+    SFT,
+    lambda recipe, folder, _, __: _cloned(recipe, folder),
+    datasets=lambda _: ("sft.datasets",),
+    free=("sft.steps",),
+)

@@ -20,6 +20,7 @@ from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
+from vla_rl.recipe.checks import FAILURE, Run
 from vla_rl.recipe.runs import FailureRecipe
 from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.workflows.recipe_parts import build_policy
@@ -160,3 +161,14 @@ def _policy_path(recipe: FailureRecipe) -> Path:
             "policy.path: a failure detector belongs to one checkpoint; give its folder or pretrained:NAME"
         )
     return resolve_path(path)
+
+
+def fit_run(episodes_of: Path | None) -> Run[FailureRecipe]:
+    """Return `failure fit`; see `fit_failure`."""
+    return Run(
+        "failure fit",
+        FAILURE,
+        lambda recipe, folder, _, show: [
+            f"detector: {path}" for path in fit_failure(recipe, folder, show, episodes_of)
+        ],
+    )

@@ -25,7 +25,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.published import PublishedError, newest, publish
 from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recorded_transitions, recordings_in
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import HIL, check
+from vla_rl.recipe.checks import HIL, Run, check, policy_and_report
 from vla_rl.recipe.runs import HilRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rewards.base import judge_episodes, judged_steps
@@ -323,3 +323,11 @@ def _line(metrics: dict[str, Any]) -> str:
         f"{interventions:.1f} interventions, {metrics['person/minutes_per_100']:.1f} person-minutes, "
         f"{metrics['person/resets_per_100']:.3g} resets"
     )
+
+
+def _start(recipe: HilRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
+    run_hil(recipe, folder, show)
+    return policy_and_report(folder)
+
+
+RUN = Run("hil", HIL, _start, datasets=lambda _: ("sft.datasets",))

@@ -28,6 +28,7 @@ from vla_rl.common.child_process import end_child, start_child
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.recipe.checks import HUB, Run
 from vla_rl.recipe.hub_config import HubProcesses
 from vla_rl.recipe.runs import HubRecipe
 from vla_rl.types import EpisodeSpec
@@ -283,3 +284,13 @@ def markdown(result: dict[str, Any]) -> str:
         last = f"{row['solved_per_hour']:.0f} | {100 * row['late_ticks']:.1f} %"
         lines.append(f"| {row['robots']} | {rate} | {shares} | {asked} | {waits} | {last} |")
     return "\n".join(lines) + "\n"
+
+
+def measure_run(program: Sequence[str]) -> Run[HubRecipe]:
+    """Return `hub measure --processes`; `program`: how `vla-rl` is started."""
+
+    def start(recipe: HubRecipe, folder: Path, _: bool, show: Show) -> list[str]:
+        measure_processes(recipe, folder, show, program)
+        return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
+
+    return Run("hub measure --processes", HUB, start)

@@ -22,6 +22,7 @@ from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, pol
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.base import resolve_path
+from vla_rl.recipe.checks import HUB, Run
 from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.runs import HubRecipe
 from vla_rl.types import EpisodeSpec
@@ -165,3 +166,11 @@ def markdown(result: dict[str, Any]) -> str:
             f"| {row['solved_per_hour']:.0f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _start(recipe: HubRecipe, folder: Path, _: bool, show: Show) -> list[str]:
+    measure_hub(recipe, folder, show)
+    return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
+
+
+RUN = Run("hub measure", HUB, _start)

@@ -31,7 +31,7 @@ from vla_rl.offpolicy.preferences import (
     reference_log_probs,
 )
 from vla_rl.offpolicy.transitions import logged_transitions
-from vla_rl.recipe.checks import OFFLINE, check, demonstrations_of
+from vla_rl.recipe.checks import OFFLINE, Run, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.report.report import write_report
@@ -251,3 +251,11 @@ def choose_pairs(
     found = {"pairs": float(len(better)), "pairs/same_initial_state": float(alike.mean())}
     found |= {"pairs/likelier": float((reference[better] > reference[worse]).mean())}
     return Preferences(better, worse, reference), found
+
+
+def _start(recipe: OfflineRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
+    summary = improve_offline(recipe, folder, show)
+    return [f"policy: {summary['policy']}  ({summary['steps']} steps)", f"report: {RunFolder(folder).report}"]
+
+
+RUN = Run("offline", OFFLINE, _start, datasets=lambda _: ("sft.datasets",))

@@ -15,7 +15,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.offpolicy.transitions import Transitions, episode_transitions
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import ONLINE, check
+from vla_rl.recipe.checks import ONLINE, Run, check, policy_and_report
 from vla_rl.recipe.runs import OnlineRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
@@ -148,3 +148,11 @@ def _line(number: int, rounds: int, metrics: dict[str, Any]) -> str:
         f"round {number} of {rounds}: {100 * metrics['rollout/success_rate']:.0f} % of episodes succeed, "
         f"{metrics['rollout/episodes']:.0f} so far; critic loss {metrics['critic/loss']:.3f}"
     )
+
+
+def _start(recipe: OnlineRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
+    improve_online(recipe, folder, show)
+    return policy_and_report(folder)
+
+
+RUN = Run("online", ONLINE, _start, datasets=lambda _: ("sft.datasets",))

@@ -32,6 +32,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.checks import RAC, Run
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.runs import RacRecipe
 from vla_rl.types import EpisodeSpec
@@ -264,3 +265,11 @@ def _percent(rate: dict[str, float] | None) -> str:
     if rate is None:
         return "-"
     return f"{100 * rate['rate']:.1f} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}], n = {rate['n']}"
+
+
+def _start(recipe: RacRecipe, folder: Path, _: bool, show: Show) -> list[str]:
+    run_rac(recipe, folder, show)
+    return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
+
+
+RUN = Run("rac", RAC, _start, datasets=lambda _: ("sft.datasets",))

@@ -9,6 +9,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.checks import REWARD, Run
 from vla_rl.recipe.runs import RewardRecipe
 from vla_rl.rewards.fit import data_needs, fit_reward
 from vla_rl.rewards.frames import RewardFrames, open_frames
@@ -18,7 +19,7 @@ from vla_rl.rewards.page import write_page
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads
 
-REWARD = "reward"  # In the run's folder.
+MODEL = "reward"  # In the run's folder.
 
 
 def fit(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> Path:
@@ -36,14 +37,14 @@ def fit(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> Path
     limit_threads(recipe)
     frames = _frames(recipe, section.datasets, "reward.datasets", section.every, show)
     model = fit_reward(section, frames, recipe.seed, resolve_device(recipe.device), show)
-    facts = model.save(folder / REWARD, frames.starts.tolist())
+    facts = model.save(folder / MODEL, frames.starts.tolist())
     found = facts.figures
     show(
         f"held out: AUC {found['auc'].value:.3f}; of {facts.num_failures} failures "
         f"{100 * found['false_success'].value:.1f} % count (at most {100 * found['false_success'].high:.1f} %), "
         f"of the successes {100 * found['recall'].value:.1f} %"
     )
-    return folder / REWARD
+    return folder / MODEL
 
 
 def evaluate(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> tuple[RewardResult, Path]:
@@ -61,9 +62,9 @@ def evaluate(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) ->
     if not section.evaluate_on:
         raise ConfigError("reward.evaluate_on: names no dataset; give one of a policy that the reward has not seen")
     limit_threads(recipe)
-    model = LearnedReward.load(folder / REWARD)
+    model = LearnedReward.load(folder / MODEL)
     frames = _frames(recipe, section.evaluate_on, "reward.evaluate_on", model.facts.every, show)
-    result, judged = measure(folder / REWARD, model, frames)
+    result, judged = measure(folder / MODEL, model, frames)
     result.save(folder)
     return result, write_page(result, model, frames, judged, folder / PAGE_FILE)
 
@@ -79,3 +80,10 @@ def _frames(
             collect(recipe, config, show)
     check_datasets(wanted, field)
     return open_frames(datasets, data_needs(recipe.reward, env_spec(recipe)), every)
+
+
+def _start(recipe: RewardRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
+    return [f"reward: {fit(recipe, folder, show)}"]
+
+
+RUN = Run("reward fit", REWARD, _start, datasets=lambda _: ("reward.datasets", "reward.evaluate_on"))

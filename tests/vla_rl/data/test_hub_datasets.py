@@ -19,8 +19,7 @@ from sim.dummy import DummyConfig
 from vla_rl.common.hub import HubName
 from vla_rl.config import apply_overrides
 from vla_rl.data.config import DatasetError
-from vla_rl.data.hub import HubDataset, converter, on_hub
-from vla_rl.recipe.pinned import pinned
+from vla_rl.data.hub import HubDataset, converter, on_hub, pinned
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 

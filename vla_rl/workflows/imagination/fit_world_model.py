@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import rich
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.checks import FIT, Run
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect
@@ -18,6 +20,7 @@ from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_s
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
 
+DATASETS_OF_A_FIT = tuple(f"world_model.{name}" for name in ("datasets", "success_datasets", "calibrate_on"))
 # What only a fit's threshold, chosen last, depends on: free in a fit that is resumed, as is what is collected for it
 # (`datasets`: what is there was collected as the recipe says, or is refused); but see `check_threshold`.
 CHOOSE_THE_THRESHOLD = tuple(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures"))
@@ -100,3 +103,13 @@ def check_threshold(recipe: FitRecipe, run: RunFolder, changed: Changed) -> None
             f"world_model.calibrate_on: there {there!r}, here {here!r}, but the stages so far {kept}; keep it "
             f"{'empty' if here else 'given (it may name other episodes)'}, or fit anew in another --output"
         )
+
+
+RUN = Run(
+    "world-model fit",
+    FIT,
+    lambda recipe, folder, _, __: [f"world model: {fit_world_model(recipe, folder)}"],
+    datasets=lambda _: DATASETS_OF_A_FIT,
+    free=("datasets", *CHOOSE_THE_THRESHOLD),
+    check_changes=lambda recipe: partial(check_threshold, recipe),
+)

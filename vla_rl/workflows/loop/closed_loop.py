@@ -21,13 +21,14 @@ from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
+from vla_rl.recipe.checks import LOOP, Run
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.imagination.fit_world_model import fit_world_model
+from vla_rl.workflows.imagination.fit_world_model import DATASETS_OF_A_FIT, fit_world_model
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
@@ -308,3 +309,16 @@ def with_parts(recipe: LoopRecipe, policy: str, world_model: str | None = None) 
     if world_model is not None:
         changes["env"] = recipe.env.model_copy(update={"path": Path(world_model)})
     return recipe.model_copy(update=changes)
+
+
+def loop_run(program: Sequence[str]) -> Run[LoopRecipe]:
+    """Return `loop`; `program`: how `vla-rl` is started, for the controls."""
+
+    def start(recipe: LoopRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
+        last = loop(recipe, folder, program, show)
+        return [f"policy: {RunFolder(last.run).policy}", f"report: {RunFolder(folder).report}"]
+
+    def datasets(recipe: LoopRecipe) -> Sequence[str]:
+        return (*(("sft.datasets",) if recipe.needs_demonstrations else ()), *DATASETS_OF_A_FIT)
+
+    return Run("loop", LOOP, start, datasets=datasets, look=check_loop)
