@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 DEFAULT_RESAMPLES = 10_000
 # Resamples are drawn in blocks of at most this many random counts, which bounds memory to some 30 MB.
@@ -179,8 +180,13 @@ def paired_bootstrap_interval(
     independent; within each stratum (task), since the tasks are fixed (Efron & Tibshirani 1993,
     ch. 8; Field & Welsh 2007 for clusters). Strata of one state each are resampled together; see `_numbered`.
 
+    Resampling m states of m has (m - 1) / m of their mean's variance, half of it where m = 2. So how often a state is
+    drawn, w, counts as 1 + sqrt(m / (m - 1)) (w - 1) (the rescaling bootstrap: Rao & Wu 1988, JASA 83:231-241), and the
+    percentiles are those that a normal distribution's would have to be to reach Student's t with as many degrees of
+    freedom as states less strata (expanded percentiles: Hesterberg 2015, The American Statistician 69:371-386).
+
     Args:
-        outcomes_a, outcomes_b: 0/1 or float (n,), pair by pair.
+        outcomes_a, outcomes_b: in 0 .. 1, (n,), pair by pair.
         clusters: (n,) the state of each pair; None: each pair its own.
         strata: (n,) the task of each pair; None: one stratum.
     """
@@ -196,10 +202,20 @@ def paired_bootstrap_interval(
         _, rows = np.unique(cluster[inside], return_inverse=True)
         cluster_sum = np.bincount(rows, weights=difference[inside])
         cluster_count = np.bincount(rows).astype(np.float64)
-        for block, weights in _resample_counts(rng, cluster_sum.size, num_resamples):
+        size = cluster_sum.size
+        stretch = math.sqrt(size / (size - 1)) if size > 1 else 1.0
+        for block, drawn in _resample_counts(rng, size, num_resamples):
+            weights = 1 + stretch * (drawn - 1)
             sums[block] += weights @ cluster_sum
             counts[block] += weights @ cluster_count
-    return _percentile_interval(sums / counts, confidence)
+    freedom = int(cluster.max() + 1) - int(stratum.max() + 1)
+    low, high = _percentile_interval(sums / counts, _expanded(confidence, freedom))
+    return Interval(max(low, -1.0), min(high, 1.0))
+
+
+def _expanded(confidence: float, freedom: int) -> float:
+    """Return the confidence at which a normal distribution's interval is as wide as Student's t at `confidence`."""
+    return float(1 - 2 * ndtr(-stdtrit(freedom, 0.5 + confidence / 2))) if freedom > 0 else confidence
 
 
 class SeedSummary(NamedTuple):

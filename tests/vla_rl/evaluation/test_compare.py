@@ -1,6 +1,7 @@
 """Comparisons: pairs of the same states, hand-computed numbers, refusals, early stopping."""
 
 import json
+import math
 
 import pytest
 from reach_policy import ReachPolicy
@@ -89,7 +90,7 @@ def test_samples_of_a_state_are_one_piece_of_evidence():
     assert (result.num_pairs, result.num_states) == (15, 3)
     assert result.p_value_by_state == 1.0  # As if the samples were independent it would be 2 / 32.
     assert result.text().endswith("5 gained, 0 lost of 15, p by state 1.00")
-    assert result.bootstrap.low == 0.0 and result.bootstrap.high == 1.0
+    assert result.bootstrap == pytest.approx((1 / 3 - math.sqrt(3 / 2) / 3, 1.0))
 
 
 def test_refuses_what_does_not_pair():

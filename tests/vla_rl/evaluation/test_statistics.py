@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, norm, t
 
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.statistics import Interval, pearson, spearman
@@ -109,7 +109,8 @@ def bootstrap(b: np.ndarray, states: np.ndarray, tasks: np.ndarray) -> statistic
 def test_paired_bootstrap_over_tasks_of_one_state_has_a_width():
     gained, tasks = np.repeat([1, 0], 5), np.arange(10)
     interval = bootstrap(gained, tasks, tasks)
-    assert interval == statistics.paired_bootstrap_interval(np.zeros(10), gained) and close(interval, 0.2, 0.8)
+    assert interval == statistics.paired_bootstrap_interval(np.zeros(10), gained)
+    assert close(interval, *resampled_means(10, 0.5), tolerance=1e-6)
 
 
 def test_clustered_sign_test_is_mcnemar_for_single_pairs_and_exact_for_clusters():
@@ -155,8 +156,30 @@ def test_paired_bootstrap_matches_the_exact_distribution():
     # 40 pairs, 10 gained, none lost: the resampled mean is Binomial(40, 1/4) / 40.
     a, b = np.zeros(40), np.r_[np.ones(10), np.zeros(30)]
     interval = statistics.paired_bootstrap_interval(a, b, num_resamples=40_000)
-    assert interval.low == pytest.approx(binom.ppf(0.025, 40, 0.25) / 40)
-    assert interval.high == pytest.approx(binom.ppf(0.975, 40, 0.25) / 40)
+    assert interval == pytest.approx(resampled_means(40, 0.25))
+
+
+def resampled_means(n: int, rate: float) -> tuple[float, float]:
+    """The percentiles of the mean of n resampled 0s and 1s, by which t(n - 1) is reached, stretched about the rate."""
+    tail = norm.sf(t.ppf(0.975, n - 1))
+    ends = (binom.ppf(q, n, rate) / n for q in (tail, 1 - tail))
+    return tuple(rate + math.sqrt(n / (n - 1)) * (end - rate) for end in ends)
+
+
+@pytest.mark.parametrize(("tasks", "states", "samples"), [(10, 2, 1), (10, 3, 1), (10, 5, 1), (1, 10, 5), (5, 10, 1)])
+def test_paired_bootstrap_seldom_finds_a_difference_where_there_is_none(tasks, states, samples):
+    # With resampled states counted as they are drawn, 16.8, 11.3 and 7.0 % at 2, 3 and 5 states a task.
+    rng, found, trials, of = np.random.default_rng(8), 0, 600, tasks * states
+    clusters = np.repeat(np.arange(of), samples)
+    strata = np.repeat(np.arange(tasks), states * samples)
+    for trial in range(trials):
+        ease = np.repeat(np.linspace(-1, 1, tasks), states) + rng.normal(0, 1, of)
+        own = rng.normal(0, 0.8, of)
+        a, b = (rng.random((of, samples)) < 1 / (1 + np.exp(-(ease + sign * own)))[:, None] for sign in (1, -1))
+        found += statistics.paired_bootstrap_interval(
+            a.ravel(), b.ravel(), clusters=clusters, strata=strata, num_resamples=600, seed=trial
+        ).excludes_zero
+    assert binom.sf(found - 1, trials, 0.06) > 0.01, f"{found} of {trials}"
 
 
 def test_paired_bootstrap_is_seeded_and_signed():
