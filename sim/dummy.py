@@ -14,7 +14,7 @@ import zlib
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from sim.base import SimConfig
 from sim.single_env import SingleEnv, SingleObservation
@@ -42,11 +42,6 @@ class DummyConfig(SimConfig):
         description="Break on purpose: start (cannot be made), die (kills its process), hang, nan (state), raise.",
     )
     fault_step: NonNegativeInt = Field(default=0, description="Control step of the episode at which it breaks.")
-    sleep_ms: tuple[NonNegativeFloat, NonNegativeFloat] = Field(
-        default=(0.0, 0.0),
-        description="Milliseconds, least and most, that each control step sleeps, mostly few (a heavy tail), as a slow "
-        "simulator computes; numbers do not depend on it.",
-    )
     fault_index: NonNegativeInt = Field(default=0, description="Only episodes with this index of initial state break.")
 
     def env_spec(self) -> EnvSpec:
@@ -77,7 +72,6 @@ class DummyEnv(SingleEnv):
         self.record_frames = record_frames
         self._task = ""
         self._fault_here = False
-        self._clock = np.random.default_rng()  # Of the sleeps alone.
 
     def reset(self, spec: EpisodeSpec) -> SingleObservation:
         """Start the episode.
@@ -106,9 +100,6 @@ class DummyEnv(SingleEnv):
         """Move. Success is being within RADIUS of the square's center."""
         if self._fault_here and self.num_steps == self.config.fault_step:
             self._break()
-        if self.config.sleep_ms[1]:
-            least, most = self.config.sleep_ms
-            time.sleep(min(least * (1 + self._clock.pareto(1.2)), most) / 1000)
         self._dot = np.clip(self._dot + STEP * action[:2].astype(np.float64), -1.0, 1.0)
         if action[6] != 0:
             self._finger = FINGER if action[6] < 0 else 0.0

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import cv2
+import gymnasium
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -162,8 +164,6 @@ def _probe(section: str) -> EnvSpec:
 
 def _start(config: GymnasiumConfig) -> Any:
     """The Gymnasium environment itself."""
-    import gymnasium
-
     kwargs = dict(config.kwargs)
     if RENDER in config.cameras.values():
         kwargs.setdefault("render_mode", "rgb_array")
@@ -234,8 +234,6 @@ def _state(config: GymnasiumConfig, obs: Any) -> np.ndarray:
 
 def _image(config: GymnasiumConfig, name: str, given: Any) -> np.ndarray:
     """An image as policies take it, uint8 (size, size, 3), upright."""
-    import cv2
-
     image, size = np.asarray(None) if given is None else to_numpy(given), config.image_size
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         hint = " Is kwargs.render_mode rgb_array?" if config.cameras[name] == RENDER else ""
@@ -271,7 +269,7 @@ class GymnasiumEnv(ReplayedEnv):
     """
 
     def __init__(self, config: GymnasiumConfig, spec: EnvSpec, record_frames: bool = False) -> None:
-        from sim.gl import ForeignContext
+        from sim.rendering.gl import ForeignContext
 
         super().__init__()
         self.config, self.spec, self.record_frames = config, spec, record_frames

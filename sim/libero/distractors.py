@@ -17,9 +17,8 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from sim.libero.clearance import Surroundings
+from sim.libero.clearance import Shape, Surroundings
 from sim.libero.scene import PHYSICS, InitialState, Scene, check_arrays, numpy_seed
-from sim.libero.shapes import Shape
 from vla_rl.common.task_names import libero_instruction
 
 NUMBER = (0, 2, 4, 7)  # by level of `sim.perturb`

@@ -15,9 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
-from sim.gl_devices import check_backend
 from sim.libero.library import import_library, suite_tasks
-from sim.libero.measured import why_not_offered
 from sim.libero.suites import (
     CAMERAS,
     CONTROL_HZ,
@@ -28,8 +26,10 @@ from sim.libero.suites import (
     nearest_tasks,
     paraphrases,
     task_labels,
+    why_not_offered,
 )
 from sim.perturb import Axis, Perturbation, Surfaces
+from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from sim.libero.clearance import Shape, highest_near_path
 from sim.libero.scene import Scene
-from sim.libero.shapes import Shape, highest_near_path
 
 GAIN = 40.0  # action per meter; 1 from 25 mm on. The controller then settles without overshoot.
 TURN_GAIN = 4.0  # action per radian

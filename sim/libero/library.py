@@ -176,7 +176,7 @@ def _import_robosuite() -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"the LIBERO simulator needs hf-libero and robosuite 1.4: {error}. {INSTALL}") from error
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        from sim import gl
+        from sim.rendering import gl
 
         raise gl.RenderError(gl.advice(error)) from error
     finally:

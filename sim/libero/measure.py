@@ -12,19 +12,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.libero.env import LiberoConfig
-from sim.libero.measured import OFFERED_FROM, TABLE, is_offered, measured_experts
-from sim.libero.suites import HORIZONS
+from sim.libero.env import LiberoConfig, LiberoEnv
+from sim.libero.library import bddl_path, import_library, suite_tasks
+from sim.libero.suites import EXPERT_TABLE, HORIZONS, OFFERED_FROM, is_offered, measured_experts
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec, Split
-
-if TYPE_CHECKING:
-    from sim.libero.env import LiberoEnv
 
 TABLE_STATES = 5  # train states of each task
 
@@ -73,14 +69,12 @@ def update_table(
     num_states: int,
     tasks: Sequence[str] = (),
     assets_path: Path | None = None,
-    table: Path = TABLE,
+    table: Path = EXPERT_TABLE,
 ) -> None:
     """Measure the tasks that the table lacks, on `train` states; it is written after each, so that this can be stopped.
 
     Tasks whose goal the expert does not know are not in the table.
     """
-    from sim.libero.library import bddl_path, import_library
-
     import_library(assets_path)
     found = json.loads(table.read_text()) if table.is_file() else {}
     for suite in suites:
@@ -116,8 +110,6 @@ def _is_known_goal(bddl: Path) -> bool:
 
 def markdown() -> str:
     """The table for docs/libero.md: by suite, where the expert is offered, and the tasks that it fails."""
-    from sim.libero.library import suite_tasks
-
     lines = ["| suite | offered, of all tasks | solved there | measured, and not offered (task: solved) |"]
     lines.append("|---|---|---|---|")
     for suite, tasks in measured_experts().items():
@@ -168,7 +160,7 @@ def main() -> None:
     parser.add_argument(
         "--update",
         action="store_true",
-        help=f"measure the tasks that {TABLE.name} lacks; can be stopped and goes on",
+        help=f"measure the tasks that {EXPERT_TABLE.name} lacks; can be stopped and goes on",
     )
     parser.add_argument("--markdown", action="store_true", help=f"print it; offered from {OFFERED_FROM:.0%} on")
     args = parser.parse_args()

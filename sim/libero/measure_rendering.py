@@ -23,10 +23,10 @@ import cv2
 import mujoco
 import numpy as np
 
-from sim import gl
 from sim.libero.env import LiberoConfig
 from sim.libero.render import Renderer
 from sim.libero.suites import CAMERAS
+from sim.rendering import gl
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
 

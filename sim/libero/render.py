@@ -10,10 +10,10 @@ from collections import OrderedDict
 import mujoco
 import numpy as np
 
-from sim import gl
 from sim.libero.culling import Culling, Runs
 from sim.libero.drawing import UploadedScene
-from sim.segmentation import draw_structure, things
+from sim.rendering import gl
+from sim.rendering.segmentation import draw_structure, things
 from vla_rl.data.segmentation import BACKGROUND, TABLE
 
 MAX_GEOMS = 1000  # as robosuite

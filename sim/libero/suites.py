@@ -1,10 +1,13 @@
-"""Facts about LIBERO's suites that need no simulator: horizons, cameras, official states."""
+"""Facts about LIBERO's suites that need no simulator: horizons, cameras, where the scripted expert is offered."""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from sim.base import FixedCamera
 from vla_rl.common.task_names import short_names
@@ -38,6 +41,8 @@ VIEWS: dict[str, FixedCamera] = {
 }
 NUM_OFFICIAL_STATES = 50
 CONTROL_HZ = 20.0
+EXPERT_TABLE = Path(__file__).with_name("measured_experts.json")  # `python -m sim.libero.measure --update` writes it.
+OFFERED_FROM = 0.6  # share of the measured episodes that the expert must solve to be offered
 _SCENE = re.compile(r"([A-Z_]+)_SCENE(\d+)_")
 
 
@@ -81,3 +86,32 @@ def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:
         return len(words & set(name.lower().split("_"))), difflib.SequenceMatcher(None, task, name).ratio()
 
     return sorted(known, key=likeness, reverse=True)[:3]
+
+
+@functools.cache
+def measured_experts() -> dict[str, dict[str, tuple[int, int]]]:
+    """suite -> task -> (solved, of) for every task whose goal the expert knows."""
+    values = json.loads(EXPERT_TABLE.read_text())
+    return {suite: {task: (solved, of) for task, (solved, of) in tasks.items()} for suite, tasks in values.items()}
+
+
+def is_offered(suite: str, task: str) -> bool:
+    """Whether the expert was measured on the task and solves enough of it."""
+    solved, of = measured_experts().get(suite, {}).get(task, (0, 1))
+    return solved >= OFFERED_FROM * of
+
+
+def why_not_offered(suite: str, task: str) -> str:
+    """Why the expert is not offered for a task; empty if it is."""
+    if is_offered(suite, task):
+        return ""
+    if task not in measured_experts().get(suite, {}):
+        return (
+            f"there is no scripted expert for {suite}'s {task}: it puts one object on or in something, and is offered "
+            "where it was measured"
+        )
+    solved, of = measured_experts()[suite][task]
+    return (
+        f"the scripted expert solves {solved} of {of} episodes of {suite}'s {task}; it is offered from "
+        f"{OFFERED_FROM:.0%} on (docs/libero.md lists the tasks)"
+    )

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator
 
 from sim.base import SimConfig, check_horizons, check_known
-from sim.gl_devices import check_backend
 from sim.metaworld.tasks import CAMERAS, CONTROL_HZ, HORIZON, INSTRUCTIONS
+from sim.rendering.devices import check_backend
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:

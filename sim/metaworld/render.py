@@ -10,7 +10,7 @@ from collections import OrderedDict
 import mujoco
 import numpy as np
 
-from sim import gl
+from sim.rendering import gl
 
 MAX_GEOMS = 1000
 MAX_UPLOADED = 16  # tasks whose meshes and textures are kept on the graphics side

@@ -38,9 +38,6 @@ class EnvFacts(Config):
     eval_seeds: tuple[int, ...] | None = Field(
         default=None, description="Seeds of a benchmark's official initial states, below 2**29."
     )
-    pass_options: bool | None = Field(
-        default=None, description="Whether reset gets options with task, split and index (the default)."
-    )
 
     @field_validator("eval_seeds")
     @classmethod

@@ -74,7 +74,7 @@ def _decode(value: dict[str, Any]) -> Any:
 
 def pack(message: Any) -> bytes:
     """Plain data with arrays of numbers in it, as sent. Raises ProtocolError above MAX_BYTES."""
-    body: bytes = msgpack.packb(message, default=_encode, use_bin_type=True)  # type: ignore[assignment]
+    body = msgpack.packb(message, default=_encode, use_bin_type=True) or b""
     if len(body) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is above the limit of {MAX_BYTES}")
     return len(body).to_bytes(4, "big") + body
@@ -133,8 +133,8 @@ class GymEpisodes:
 
     def __init__(self, env: Any, facts: Mapping[str, Any], record_frames: bool) -> None:
         self.env, self.record_frames = env, record_frames
-        own: Any = getattr(getattr(env, "unwrapped", env), "env_facts", {})
-        own = own() if callable(own) else own
+        said = getattr(getattr(env, "unwrapped", env), "env_facts", {})
+        own: Any = said() if callable(said) else said
         self.facts: dict[str, Any] = {**own, **{key: value for key, value in facts.items() if value is not None}}
         self.name = self.facts.get("name") or type(getattr(env, "unwrapped", env)).__name__
         self.tasks = dict(self._fact("tasks", "task name -> instruction"))
@@ -201,7 +201,7 @@ class GymEpisodes:
         return obs
 
     def _begin(self, task: str, split: str, index: int) -> None:
-        options = {"task": task, "split": split, "index": index} if self.facts.get("pass_options", True) else None
+        options = {"task": task, "split": split, "index": index}
         answer = self.env.reset(seed=self.seed(split, index), options=options)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise ContractError("reset(seed=, options=) must return (obs, info), as Gymnasium does")

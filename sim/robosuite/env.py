@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from sim.base import SimConfig, check_horizons, check_known
-from sim.gl_devices import check_backend
+from sim.rendering.devices import check_backend
+from sim.robosuite.expert import act
 from sim.robosuite.tasks import TASKS, WITH_EXPERT, tasks_with
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.config import ConfigError
@@ -167,8 +168,6 @@ class RobosuiteEnv(SingleEnv):
 
     def expert_action(self) -> np.ndarray:
         """A scripted pick (and place), from the state of the simulator alone: it keeps no memory."""
-        from sim.robosuite.expert import act
-
         return act(self._task, self._scene.env)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The built-in MuJoCo tabletop."""
 
-from sim.gl_devices import check_backend
+from sim.rendering.devices import check_backend
 
 check_backend()  # MuJoCo reads MUJOCO_GL as it is imported, and would not say what to do about it.
 

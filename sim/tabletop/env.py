@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import SimConfig, check_horizons
-from sim.gl_devices import check_backend
 from sim.perturb import Perturbation, Surfaces
+from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
 from sim.tabletop.appearance import AppearanceConfig, Look, draw_look
@@ -27,6 +27,7 @@ from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, 
 from sim.tabletop.render import render
 from sim.tabletop.tasks import (
     HOME,
+    REST_SPEED,
     Knock,
     KnockConfig,
     Layout,
@@ -233,7 +234,7 @@ class TabletopEnv(SingleEnv):
             mujoco.mj_resetData(model, data)
             self.num_steps, self._diverged = self.horizon, True
             return False
-        self._held = self._held + 1 if is_solved_now(self._task, self._view, self.config.success) else 0
+        self._held = self._held + 1 if is_solved_now(self._task, self._view) else 0
         return self._held >= self.config.success.hold_steps
 
     def observe(self) -> SingleObservation:
@@ -288,7 +289,7 @@ class TabletopEnv(SingleEnv):
         self._knock = Knock(-1, (0.0, 0.0))
         for step in range(HOME_STEPS):
             at, there = data.act[:3], np.abs(data.qpos[:3] - home).max() < AT_HOME
-            if there and all(self._view.speed(name) < self.config.success.rest_speed for name in self._scene.qvel):
+            if there and all(self._view.speed(name) < REST_SPEED for name in self._scene.qvel):
                 break
             goal = home if at[2] > home[2] - AT_HOME else np.array([*at[:2], home[2]])
             goal = at if step < RELEASE_STEPS else goal

@@ -11,8 +11,8 @@ from typing import Protocol
 import mujoco
 import numpy as np
 
-from sim import gl
-from sim.segmentation import draw_structure
+from sim.rendering import gl
+from sim.rendering.segmentation import draw_structure
 
 _MAX_GEOMS = 100
 _OFF = ("SHADOW", "REFLECTION", "SKYBOX", "FOG", "HAZE")
@@ -68,7 +68,7 @@ def render(
     All models rendered in one process must have the same textures (`scene.mjcf` sees to that).
 
     Raises:
-        sim.gl.RenderError: no GL context can be opened.
+        sim.rendering.gl.RenderError: no GL context can be opened.
     """
     with gl.current():
         picture = _draw(model, data, camera, size, things, besides)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from sim.segmentation import ARM, GRIPPER
+from sim.rendering.segmentation import ARM, GRIPPER
 from sim.tabletop.facts import VIEW
 from vla_rl.data.segmentation import TABLE
 

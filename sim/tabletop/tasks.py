@@ -1,15 +1,15 @@
 """The tasks: where things start and when they are knocked, drawn from a seed, and what counts as success.
 
 Every task adds two conditions to its own: the gripper touches no object, and all that the task
-names is at rest (slower than `rest_speed`). All of them must hold for `hold_steps` control steps
+names is at rest (slower than `REST_SPEED`). All of them must hold for `hold_steps` control steps
 in a row. Distances are horizontal, between centers, in meters.
 
-- push_to_zone: the red block within `zone_radius` of the zone's center, on the table.
-- pick_place: the red block within `place_radius` of the plate's center, lying flat on it.
+- push_to_zone: the red block within `ZONE_RADIUS` of the zone's center, on the table.
+- pick_place: the red block within `PLACE_RADIUS` of the plate's center, lying flat on it.
 - pick_colour: the same for the named block, and no other block on the plate.
-- stack: the red block within `stack_radius` of the blue one, lying flat on it.
-- bowl_push: the bowl upright within `zone_radius` of the zone's center, and the red block inside
-  (within `bowl_radius` of its center, and lower than its rim).
+- stack: the red block within `STACK_RADIUS` of the blue one, lying flat on it.
+- bowl_push: the bowl upright within `ZONE_RADIUS` of the zone's center, and the red block inside
+  (within `BOWL_RADIUS` of its center, and lower than its rim).
 - take_off: the red block lying flat on the table, no part of it over the plate, on which it started.
 """
 
@@ -31,6 +31,12 @@ from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES, RESET_TASKS
 from vla_rl.config import Config
 from vla_rl.types import SPLITS, EpisodeSpec
 
+# What counts as done: horizontal distances between centers, meters.
+PLACE_RADIUS = 0.045  # block from the plate
+ZONE_RADIUS = 0.04  # pushed object from the zone
+STACK_RADIUS = 0.042  # upper block from the lower block
+BOWL_RADIUS = 0.045  # block from the bowl that holds it
+REST_SPEED = 0.05  # below which an object is at rest, m/s
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
 _STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}
 
@@ -57,14 +63,9 @@ class KnockConfig(Config):
 
 
 class SuccessConfig(Config):
-    """What counts as done. Distances are horizontal, between centers, in meters."""
+    """How long success must last."""
 
-    place_radius: float = Field(default=0.045, gt=0, description="Block from the plate.")
-    zone_radius: float = Field(default=0.04, gt=0, description="Pushed object from the zone.")
-    stack_radius: float = Field(default=0.042, gt=0, description="Upper block from the lower block.")
-    bowl_radius: float = Field(default=0.045, gt=0, description="Block from the bowl that holds it.")
-    rest_speed: float = Field(default=0.05, gt=0, description="Speed below which an object is at rest, m/s.")
-    hold_steps: int = Field(default=3, ge=1, description="Control steps in a row for which all must hold.")
+    hold_steps: int = Field(default=3, ge=1, description="Control steps in a row for which all conditions must hold.")
 
 
 def episode_rng(spec: EpisodeSpec, stream: str) -> np.random.Generator:
@@ -262,7 +263,7 @@ class View:
         return self.data.ncon > 0 and bool(self.scene.gripper_geom[self.data.contact.geom].any())
 
 
-def is_solved_now(task: str, view: View, config: SuccessConfig) -> bool:
+def is_solved_now(task: str, view: View) -> bool:
     """Whether the task's conditions hold at this moment (see the module's docstring)."""
     in_place = {
         "push_to_zone": _pushed,
@@ -272,38 +273,38 @@ def is_solved_now(task: str, view: View, config: SuccessConfig) -> bool:
         "bowl_push": _bowl_pushed,
         "take_off": taken_off,
     }[task]
-    if not in_place(view, config) or view.gripper_touches():
+    if not in_place(view) or view.gripper_touches():
         return False
-    return all(view.speed(name) < config.rest_speed for name in sc.MOVABLE[task])
+    return all(view.speed(name) < REST_SPEED for name in sc.MOVABLE[task])
 
 
 def _lies_at(view: View, name: str, height: float) -> bool:
     return abs(view.position(name)[2] - height) < REST_HEIGHT_ERROR
 
 
-def _pushed(view: View, config: SuccessConfig) -> bool:
-    return view.apart("block", "zone") < config.zone_radius and _lies_at(view, "block", sc.HALF)
+def _pushed(view: View) -> bool:
+    return view.apart("block", "zone") < ZONE_RADIUS and _lies_at(view, "block", sc.HALF)
 
 
-def _placed(view: View, config: SuccessConfig) -> bool:
+def _placed(view: View) -> bool:
     others = [name for name in view.scene.qpos if name != "block"]
     return (
-        view.apart("block", "plate") < config.place_radius
+        view.apart("block", "plate") < PLACE_RADIUS
         and _lies_at(view, "block", sc.PLATE_HEIGHT + sc.HALF)
-        and all(view.apart(name, "plate") > config.place_radius for name in others)
+        and all(view.apart(name, "plate") > PLACE_RADIUS for name in others)
     )
 
 
-def _stacked(view: View, config: SuccessConfig) -> bool:
-    return view.apart("block", "base") < config.stack_radius and _lies_at(view, "block", 2 * sc.BASE_HALF[2] + sc.HALF)
+def _stacked(view: View) -> bool:
+    return view.apart("block", "base") < STACK_RADIUS and _lies_at(view, "block", 2 * sc.BASE_HALF[2] + sc.HALF)
 
 
-def _bowl_pushed(view: View, config: SuccessConfig) -> bool:
-    inside = view.apart("block", "bowl") < config.bowl_radius
+def _bowl_pushed(view: View) -> bool:
+    inside = view.apart("block", "bowl") < BOWL_RADIUS
     low = view.position("block")[2] - view.position("bowl")[2] < sc.BOWL_FLOOR + sc.HALF + 0.012
-    return inside and low and view.upright("bowl") > 0.97 and view.apart("bowl", "zone") < config.zone_radius
+    return inside and low and view.upright("bowl") > 0.97 and view.apart("bowl", "zone") < ZONE_RADIUS
 
 
-def taken_off(view: View, config: SuccessConfig | None = None) -> bool:
+def taken_off(view: View) -> bool:
     """Whether the block lies flat on the table, clear of the plate."""
     return view.apart("block", "plate") > CLEAR_OF_PLATE and _lies_at(view, "block", sc.HALF)

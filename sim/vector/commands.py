@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from sim.gl_devices import Asked
+from sim.rendering.devices import Asked
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.types import EnvSpec
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl_devices import render_here
+from sim.rendering.devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
 from sim.vector.commands import Command, SimOptions, run_command
 from vla_rl.rollout.env_checks import (

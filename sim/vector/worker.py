@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl_devices import render_here
+from sim.rendering.devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
 from sim.vector.commands import CALLER_ERRORS, Command, SimOptions, run_command
 from sim.vector.shared_arrays import Layout, SharedArrays

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sim.libero import LiberoConfig, library, measure
-from sim.libero.measured import measured_experts
+from sim.libero.suites import measured_experts
 from vla_rl.cli.app import app
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError, build_component
@@ -324,7 +324,8 @@ def test_importing_the_library_asks_nothing_and_leaves_home_alone(tmp_path: Path
 @needs_assets
 def test_dead_gl_names_the_packages() -> None:
     code = (
-        "from sim.gl import RenderError; from sim.libero import LiberoConfig; from vla_rl.types import EpisodeSpec\n"
+        "from sim.rendering.gl import RenderError; from sim.libero import LiberoConfig\n"
+        "from vla_rl.types import EpisodeSpec\n"
         "config = LiberoConfig(tasks=('0',))\n"
         "try: config.make().reset(EpisodeSpec(config.task_names()[0], 'eval'))\n"
         "except RenderError as error: print(error)"

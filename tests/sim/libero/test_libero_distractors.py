@@ -12,8 +12,8 @@ from scipy.ndimage import binary_dilation
 from scipy.spatial import cKDTree
 
 from sim.libero import LiberoConfig
+from sim.libero.clearance import Shape
 from sim.libero.library import suite_tasks
-from sim.libero.shapes import Shape
 from sim.libero.suites import HORIZONS
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.data.segmentation import CAMERA_PREFIX, unpack

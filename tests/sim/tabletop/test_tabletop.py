@@ -181,7 +181,7 @@ def test_a_smaller_spread_draws_all_starts_together(task: str) -> None:
     for spread in (0.25, 0.0):
         env = TabletopConfig(tasks=(task,), start_spread=spread).make()
         env._start(EpisodeSpec(task, "train", 0))
-        assert not env.apply(STAY) and not is_solved_now(task, env._view, env.config.success)
+        assert not env.apply(STAY) and not is_solved_now(task, env._view)
         env.close()
 
 
@@ -190,7 +190,7 @@ def test_initial_states_are_unsolved_calm_and_apart(env: TabletopEnv, task: str)
     for index in range(25):
         env._start(EpisodeSpec(task, "train", index))
         starts = {name: env._view.position(name).copy() for name in sc.MOVABLE[task]}
-        assert not is_solved_now(task, env._view, env.config.success)
+        assert not is_solved_now(task, env._view)
         for _ in range(3):
             assert not env.apply(STAY)
         for name, start in starts.items():

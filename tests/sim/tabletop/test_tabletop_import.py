@@ -23,7 +23,7 @@ def test_options_load_no_torch() -> None:
 
 def test_dead_gl_names_the_backend_and_the_packages() -> None:
     code = (
-        "from sim.gl_devices import RenderError; from vla_rl.types import EpisodeSpec\n"
+        "from sim.rendering.devices import RenderError; from vla_rl.types import EpisodeSpec\n"
         "try: from sim.tabletop import TabletopConfig; TabletopConfig().make().reset(EpisodeSpec('stack'))\n"
         "except RenderError as error: print(error)"
     )
@@ -40,7 +40,7 @@ def test_dead_gl_names_the_backend_and_the_packages() -> None:
 def test_a_forked_renderer_says_to_spawn() -> None:
     code = (
         "import os; from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
-        "from sim.gl import RenderError\n"
+        "from sim.rendering.gl import RenderError\n"
         "env = TabletopConfig().make(); env.reset(EpisodeSpec('stack'))\n"
         "child = os.fork()\n"
         "if child: os.waitpid(child, 0); raise SystemExit\n"

@@ -59,7 +59,7 @@ def test_the_block_starts_at_rest_on_the_plate(env: TabletopEnv, index: int) -> 
     env._start(EpisodeSpec("take_off", "train", index))
     start = env._view.position("block").copy()
     assert env._view.apart("block", "plate") < 0.03
-    assert is_solved_now("pick_place", env._view, env.config.success)
+    assert is_solved_now("pick_place", env._view)
     assert not any(env.apply(STAY) for _ in range(6))
     assert np.linalg.norm(env._view.position("block") - start) < 0.003
 

@@ -223,7 +223,7 @@ def test_worker_that_cannot_start_raises_its_own_error() -> None:
 
 
 def test_an_error_written_for_people_crosses_without_a_traceback() -> None:
-    from sim.gl import RenderError
+    from sim.rendering.gl import RenderError
     from sim.vector.worker import reason
 
     assert reason(RenderError("no GL; install it")) == "no GL; install it"

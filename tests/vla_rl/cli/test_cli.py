@@ -188,7 +188,7 @@ def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_whose_errors_are_for_people() -> None:
-    from sim.gl import RenderError
+    from sim.rendering.gl import RenderError
     from vla_rl.config import parse_override
 
     def caught(function, *arguments) -> Exception:

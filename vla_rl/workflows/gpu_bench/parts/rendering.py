@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from sim.bench_runner import OursRunner
-from sim.gl import RenderError
+from sim.bench import OursRunner
+from sim.rendering.devices import RenderError
 from vla_rl.config import build_component
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.workflows.gpu_bench.large_policy import LORA, PARALLEL, observations, on_device, options

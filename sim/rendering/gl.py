@@ -17,7 +17,7 @@ from typing import Any
 
 import mujoco
 
-from sim.gl_devices import RenderError, backend, check_backend, note_opened
+from sim.rendering.devices import RenderError, backend, check_backend, note_opened
 
 
 @dataclass
@@ -94,7 +94,7 @@ class ForeignContext:
     """
 
     def __init__(self) -> None:
-        self._own: Any = None
+        self._own: tuple[Any, ...] | None = None
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from sim import gl_devices
 from sim.dummy import DummyConfig
-from sim.gl_devices import EglDevice, Place, RenderError, choose_device, list_devices, render_here
+from sim.rendering import devices
+from sim.rendering.devices import EglDevice, Place, RenderError, choose_device, list_devices, render_here
 from sim.tabletop import TabletopConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
@@ -80,20 +80,20 @@ def test_option_reads_words_numbers_and_what_older_recipes_say() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process that has rendered nothing yet, whose variables are put back."""
-    for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", gl_devices.DEVICE_VARIABLE, gl_devices._OURS):
+    for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", devices.DEVICE_VARIABLE, devices._OURS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name in ("LIBGL_ALWAYS_SOFTWARE", "__EGL_VENDOR_LIBRARY_FILENAMES"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    monkeypatch.setattr(gl_devices, "_opened", None)
+    monkeypatch.setattr(devices, "_opened", None)
     return monkeypatch
 
 
 def test_what_one_environment_set_does_not_bind_the_next(clean: pytest.MonkeyPatch) -> None:
-    clean.setattr(gl_devices, "list_devices", lambda: EIGHT)
-    clean.setattr(gl_devices, "_NVIDIA", gl_devices.Path("/"))
+    clean.setattr(devices, "list_devices", lambda: EIGHT)
+    clean.setattr(devices, "_NVIDIA", devices.Path("/"))
     render_here("cpu")
     assert (os.environ["MUJOCO_EGL_DEVICE_ID"], os.environ["LIBGL_ALWAYS_SOFTWARE"]) == ("8", "1")
     render_here("auto", 1, 2)
@@ -102,17 +102,17 @@ def test_what_one_environment_set_does_not_bind_the_next(clean: pytest.MonkeyPat
 
 
 def test_auto_leaves_the_users_own_choice(clean: pytest.MonkeyPatch) -> None:
-    clean.setattr(gl_devices, "list_devices", lambda: EIGHT)
-    clean.setattr(gl_devices, "_NVIDIA", gl_devices.Path("/"))
+    clean.setattr(devices, "list_devices", lambda: EIGHT)
+    clean.setattr(devices, "_NVIDIA", devices.Path("/"))
     clean.setenv("MUJOCO_EGL_DEVICE_ID", "5")
     render_here("auto", 1, 2)
     assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "5"
 
 
 def test_a_process_that_renders_cannot_move(clean: pytest.MonkeyPatch) -> None:
-    clean.setattr(gl_devices, "list_devices", lambda: EIGHT)
+    clean.setattr(devices, "list_devices", lambda: EIGHT)
     render_here((2,))
-    gl_devices.note_opened()
+    devices.note_opened()
     render_here((2,))
     with pytest.raises(RenderError, match=r"renders on EGL device 2 already, and cannot on 3 too"):
         render_here((3,))
