@@ -14,7 +14,7 @@ from toy_problem import ToyPolicy
 
 from vla_rl.algorithms.batch import Batch, Pool
 from vla_rl.algorithms.dealing import deal, even_workers
-from vla_rl.algorithms.dr_learner import DRBatch
+from vla_rl.algorithms.dr_grpo import DRBatch
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 

@@ -11,8 +11,7 @@ import torch
 from tabular_problem import PlantedConfig, TablePolicy, exact_gradient, roll_out
 
 from vla_rl.algorithms.action_values import CoefficientFit, Coefficients, Correction
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig
-from vla_rl.algorithms.dr_learner import DRLearner
+from vla_rl.algorithms.dr_grpo import DRGRPOConfig, DRLearner
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError, build_component
 
@@ -76,6 +75,12 @@ def test_the_gradient_is_unbiased_whatever_the_values_are(which, level):
     assert error(gradients(algo), scale * expected()) < 4.5
 
 
+def test_an_episodes_own_weight_is_refused():
+    # On this problem its gradient was off by 15 standard errors: the weight hangs on what was drawn.
+    with pytest.raises(ValueError, match="loss_reduction"):
+        config("right", loss_reduction="trajectory_mean")
+
+
 def test_values_that_know_the_outcome_are_biased_and_seen():
     assert error(gradients(config("outcome", **FIXED)), expected()) > 10
 
@@ -91,7 +96,7 @@ def test_right_values_leave_less_variance_and_wrong_ones_more():
     assert of_both < 0.9 * of_chunks < 0.9 * 0.95 * plain < plain < wrong
 
 
-@pytest.mark.parametrize("options", [{}, {"ratio_level": "chunk"}, {"loss_reduction": "trajectory_mean"}])
+@pytest.mark.parametrize("options", [{}, {"ratio_level": "chunk"}])
 def test_without_a_coefficient_it_is_grpo_to_the_digit(options):
     options = {"epochs": 2, "minibatch_size": 64, "optim": {"lr": 0.05}, "kl_coef": 0.1, **options}
     one, other = TablePolicy(), TablePolicy()
