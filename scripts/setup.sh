@@ -208,6 +208,26 @@ ensure_ros() {
     fi
 }
 
+# ---------------------------------------------------------------- ROS 2, for the robot's tests
+
+# Installs Jazzy's rclpy into $VENV/ros2, which sees the packages of $VENV too. Without it the tests that need it are skipped.
+ensure_ros2() {
+    local wheels inside="$VENV/ros2"
+    wheels="$("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ros2"])')"
+    [ "$(cat "$inside/.installed" 2>/dev/null)" != "$wheels" ] || return 0
+    say "installing ROS 2's rclpy into $inside (once: 30 s)"
+    local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
+        printf 'import site; site.addsitedir("%s")\n' "$("$VENV/bin/python" -c "$packages")" \
+            >"$("$inside/bin/python" -c "$packages")/vla_rl_environment.pth" &&
+        "$inside/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt $wheels; }; then
+        rm -rf "$inside"
+        say "ROS 2 is not set up (the reason is above): the tests that need it will be skipped."
+        return 0
+    fi
+    printf '%s' "$wheels" >"$inside/.installed"
+}
+
 main() {
     case "$LEVEL" in
     core | dev) ;;
@@ -223,6 +243,7 @@ main() {
     ensure_gl
     if [ "$LEVEL" = dev ]; then
         ensure_ros
+        ensure_ros2
     fi
     if [ -n "$new" ]; then
         say "Installed. To have the command vla-rl in this terminal: source $VENV/bin/activate"

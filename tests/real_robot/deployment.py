@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from processes import Child, RosGraph, json_lines, until
+from processes import Child, Ros2Graph, RosGraph, json_lines, until
 
 from real_robot.transports.ros.master import free_port
 
@@ -39,8 +39,9 @@ class Deployment:
         contract: str = "sim_robot",
         sim: Sequence[str] = (),
         options: Sequence[str] = ("--start",),
+        graph: RosGraph | None = None,
     ) -> None:
-        self.graph = RosGraph(folder)
+        self.graph = graph or RosGraph(folder)
         self.contract, self.sim_options, self.options = contract, sim, options
         self.port = free_port()
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
@@ -61,9 +62,13 @@ class Deployment:
 
     def transport(self) -> list[str]:
         """Overrides of the contract: how deploy reaches the graph."""
+        if isinstance(self.graph, Ros2Graph):
+            return ["transport={kind: rclpy}", "episode={begin: '', reset: ''}"]
         return [f"transport.master={self.graph.master.uri}"]
 
     def start_sim(self) -> Child:
+        if isinstance(self.graph, Ros2Graph):
+            return self.graph.start("sim", "tests/real_robot/transports/ros/rclpy_robot.py", str(self.trace))
         scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
         where = [f"trace={self.trace}", "--master", self.graph.master.uri]
         return self.graph.cli("sim", "sim-robot", *scene, *self.sim_options, *where)

@@ -98,8 +98,18 @@ class Child:
         return self.process.wait(seconds)
 
 
+ROS2_PYTHON = Path(sys.prefix) / "ros2" / "bin" / "python"
+
+
+def missing_ros2() -> str:
+    """Why ROS 2 cannot run here, or "" where it can."""
+    return "" if ROS2_PYTHON.exists() else f"no ROS 2 in {ROS2_PYTHON.parents[1]}: make setup-dev"
+
+
 class RosGraph:
     """A ROS master, and the processes around it."""
+
+    python = sys.executable
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -113,7 +123,7 @@ class RosGraph:
 
     def start(self, name: str, *command: str) -> Child:
         """Start a Python program (module or file, and arguments)."""
-        child = Child([sys.executable, *command], self.folder / f"{name}.log", self.env)
+        child = Child([self.python, *command], self.folder / f"{name}.log", self.env)
         self.children.append(child)
         return child
 
@@ -138,6 +148,25 @@ class RosGraph:
                 child.kill()
         finally:
             self.master.close()
+
+
+class Ros2Graph(RosGraph):
+    """A domain of ROS 2 of its own, on this machine alone; its programs run in ROS 2's environment."""
+
+    python = str(ROS2_PYTHON)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.children = folder, []
+        self._domain = 1 + (os.getpid() + time.time_ns()) % 100
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {"ROS_DOMAIN_ID": str(self._domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        return {**os.environ, **own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def close(self) -> None:
+        for child in self.children:
+            child.kill()
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
