@@ -213,8 +213,8 @@ ensure_ros() {
 # Installs Jazzy's rclpy into $VENV/ros2, which sees the packages of $VENV too. Without it the tests that need it are skipped.
 ensure_ros2() {
     local wheels inside="$VENV/ros2"
+    [ ! "$inside/.installed" -nt "$VENV/.installed-dev" ] || return 0
     wheels="$("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ros2"])')"
-    [ "$(cat "$inside/.installed" 2>/dev/null)" != "$wheels" ] || return 0
     say "installing ROS 2's rclpy into $inside (once: 30 s)"
     local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
     if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
@@ -225,7 +225,7 @@ ensure_ros2() {
         say "ROS 2 is not set up (the reason is above): the tests that need it will be skipped."
         return 0
     fi
-    printf '%s' "$wheels" >"$inside/.installed"
+    touch "$inside/.installed"
 }
 
 main() {
@@ -242,8 +242,8 @@ main() {
     fi
     ensure_gl
     if [ "$LEVEL" = dev ]; then
-        ensure_ros
         ensure_ros2
+        ensure_ros
     fi
     if [ -n "$new" ]; then
         say "Installed. To have the command vla-rl in this terminal: source $VENV/bin/activate"

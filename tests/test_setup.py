@@ -159,14 +159,18 @@ def test_a_folder_that_is_no_environment_is_left_alone(machine: Machine) -> None
 
 def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
     ros = f"mkdir -p {machine.folder}/venv/ros1/usr/share/doc/python3-std-srvs"
-    machine.venv(f'case "$*" in *doctor*) echo egl ;; *CMAKE_BIN_DIR*) echo /cmake ;; *ros.install) {ros} ;; esac')
+    ros2 = machine.folder / "venv" / "ros2"
+    known = f"*doctor*) echo egl ;; *CMAKE_BIN_DIR*) echo /cmake ;; *ros.install) {ros} ;; *tomllib*) echo rclpy ;;"
+    machine.venv(f'case "$*" in {known} esac')
+    script(ros2 / "bin" / "python", f'echo "python $*" >>{machine.log}; case "$*" in *sysconfig*) echo {ros2} ;; esac')
     done = machine.setup("dev")
     assert done.returncode == 0, done.stderr
     assert machine.asked()[-1] == "python -m real_robot.transports.ros.install"
     installs = [line for line in machine.asked() if " install " in line]
-    assert len(installs) == 3 and all("-c constraints.txt" in line for line in installs)
+    assert len(installs) == 4 and all("-c constraints.txt" in line for line in installs)
     assert installs[0].endswith("--upgrade pip")
     assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,docs,libero,robot,ros,flow,low_memory]")
+    assert installs[3].endswith("-c constraints.txt rclpy")
     assert (machine.folder / "venv" / ".mujoco_gl").read_text() == "egl\n"
     assert done.stderr.rstrip().endswith(f"source {machine.folder}/venv/bin/activate")
 
