@@ -34,22 +34,38 @@ def successes_needed(alpha: float) -> int:
     return math.ceil(round((1 - alpha) / alpha, 9))
 
 
-def conformal_quantile(values: np.ndarray, alpha: float) -> float:
-    """The ceil((n+1)(1-alpha))-th smallest of n values: a fresh exchangeable one exceeds it with probability <= alpha.
+def conformal_quantile(values: np.ndarray, alpha: float, states: Sequence[object] | None = None) -> float:
+    """The value that a fresh one, of a fresh initial state, exceeds with probability <= alpha.
 
-    Not `np.quantile(values, 1 - alpha)`, which interpolates around rank 1 + (n-1)(1-alpha) and is exceeded too often.
+    Of n states of one value each the ceil((n+1)(1-alpha))-th smallest. Not `np.quantile(values, 1 - alpha)`, which
+    interpolates around rank 1 + (n-1)(1-alpha) and is exceeded too often. Several values of a state share its weight,
+    1 / (n+1), since they are not exchangeable with those of others (hierarchical conformal prediction: Lee, Barber and
+    Willett 2023, arXiv 2306.06342).
+
+    Args:
+        states: the initial state of each value; None: each its own.
 
     Raises:
-        CalibrationError: fewer values than `successes_needed(alpha)`.
+        CalibrationError: fewer states than `successes_needed(alpha)`.
     """
-    n = len(values)
-    rank = math.ceil(round((n + 1) * (1 - alpha), 9))
-    if rank > n:
+    state = np.arange(len(values)) if states is None else _numbered(states)
+    counts = np.bincount(state)
+    n = len(counts)
+    if math.ceil(round((n + 1) * (1 - alpha), 9)) > n:
         raise CalibrationError(
-            f"alpha={alpha:g} needs at least {successes_needed(alpha)} successful episodes to calibrate the threshold "
-            f"on, got {n}. Record more successes, or accept more false alarms (failure.alpha)."
+            f"alpha={alpha:g} needs successful episodes from at least {successes_needed(alpha)} initial states to "
+            f"calibrate the threshold on, got {len(values)} from {n}. Record more successes, or accept more false "
+            "alarms (failure.alpha)."
         )
-    return float(np.sort(values)[rank - 1])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(1 / counts[state[order]])
+    return float(np.asarray(values)[order][np.searchsorted(reached, (n + 1) * (1 - alpha) - 1e-9)])
+
+
+def _numbered(states: Sequence[object]) -> np.ndarray:
+    """Return int (n,): the states' numbers, in the order of their first episodes."""
+    numbers = {state: number for number, state in enumerate(dict.fromkeys(states))}
+    return np.asarray([numbers[state] for state in states])
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class Band:
         seed: int = 0,
         shape_share: float = 0.3,
         kind: BandKind = "functional",
+        states: Sequence[object] | None = None,
     ) -> Band:
         """The band of successful episodes that nothing was trained on.
 
@@ -123,8 +140,9 @@ class Band:
 
         Args:
             curves: float (count,) each. instructions: of each.
-            shape_share: of the curves, those that give the shapes; the others give q.
+            shape_share: of the initial states, those whose curves give the shapes; the others' give q.
             kind: see the module's docstring; a constant band needs no curves for its shape.
+            states: the initial state of each curve; None: each its own.
 
         Raises:
             CalibrationError: too few curves for alpha, after those for the shapes.
@@ -134,17 +152,20 @@ class Band:
         if kind == "constant":
             largest = [float(np.max(curve)) for curve in curves]
             flat = Shape(np.zeros(1), np.ones(1))
-            return Band({ALL: flat}, conformal_quantile(np.asarray(largest), alpha), alpha, len(curves))
-        order: list[int] = np.random.default_rng(seed).permutation(len(curves)).tolist()
-        needed = successes_needed(alpha)
-        if len(curves) < needed + MIN_SHAPE:
+            return Band({ALL: flat}, conformal_quantile(np.asarray(largest), alpha, states), alpha, len(curves))
+        state = np.arange(len(curves)) if states is None else _numbered(states)
+        num_states, needed = len(np.unique(state)), successes_needed(alpha)
+        order = np.random.default_rng(seed).permutation(num_states)
+        if num_states < needed + MIN_SHAPE:
             raise CalibrationError(
-                f"calibration has {len(curves)} successful episodes, alpha={alpha:g} needs at least "
-                f"{needed + MIN_SHAPE} ({needed} for the threshold, {MIN_SHAPE} for the band's shape); there is no "
-                "detector without them. Record more successes, or accept more false alarms (failure.alpha)."
+                f"calibration has {len(curves)} successful episodes from {num_states} initial states, alpha={alpha:g} "
+                f"needs at least {needed + MIN_SHAPE} states ({needed} for the threshold, {MIN_SHAPE} for the band's "
+                "shape); there is no detector without them. Record more successes, or accept more false alarms "
+                "(failure.alpha)."
             )
-        num_shape = min(max(round(shape_share * len(curves)), MIN_SHAPE), len(curves) - needed)
-        for_shape, for_rank = order[:num_shape], order[num_shape:]
+        num_shape = min(max(round(shape_share * num_states), MIN_SHAPE), num_states - needed)
+        rows: list[list[int]] = [np.flatnonzero(state == number).tolist() for number in order]
+        for_shape, for_rank = ([i for row in part for i in row] for part in (rows[:num_shape], rows[num_shape:]))
         shapes = {ALL: Shape.of([curves[i] for i in for_shape], alpha, kind)}
         for instruction in dict.fromkeys(instructions):
             own = [curves[i] for i in for_shape if instructions[i] == instruction]
@@ -152,7 +173,9 @@ class Band:
                 shapes[instruction] = Shape.of(own, alpha, kind)
         band = Band(shapes, 0.0, alpha, len(for_rank))
         largest = [band.shape(instructions[i]).standing(curves[i]).max() for i in for_rank]
-        return Band(shapes, conformal_quantile(np.asarray(largest), alpha), alpha, len(for_rank))
+        return Band(
+            shapes, conformal_quantile(np.asarray(largest), alpha, state[for_rank].tolist()), alpha, len(for_rank)
+        )
 
     def shape(self, instruction: str) -> Shape:
         """The center and modulation for an instruction."""

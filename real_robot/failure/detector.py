@@ -259,9 +259,9 @@ def fit(
     for kind in config.detectors:
         scorer_classes()[kind].check_installed()
     identity = Identity(train.policy_hash, policy_name, train.dim, train.every)
-    states = {"fit_on": sorted(set(train.initial_states)), "calibrate_on": sorted(set(calibration.initial_states))}
+    used = {"fit_on": sorted(set(train.initial_states)), "calibrate_on": sorted(set(calibration.initial_states))}
     folder.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(folder / EPISODES_FILE, json.dumps(states, indent=1))
+    write_text_atomic(folder / EPISODES_FILE, json.dumps(used, indent=1))
     written = []
     for number, kind in enumerate(config.detectors):
         scorer_class = scorer_classes()[kind]
@@ -270,8 +270,8 @@ def fit(
             say(f"{kind}: left out, it learns from failures; {num_failures} recorded, needs {config.min_failures}")
             continue
         scorer = scorer_class.fit(config.of(kind), train, seed + number)
-        curves = scorer.curves(successes)
-        band = Band.fit(curves, successes.instructions, config.alpha, seed, kind=config.of(kind).band)
+        curves, shape, states = scorer.curves(successes), config.of(kind).band, successes.initial_states
+        band = Band.fit(curves, successes.instructions, config.alpha, seed, kind=shape, states=states)
         target = folder / DETECTORS / kind
         FailureDetector(scorer, band, identity).save(target)
         written.append(target)

@@ -28,7 +28,7 @@ def curves(rng: np.random.Generator, num: int, length: int = 6) -> list[np.ndarr
 def test_successes_needed_is_the_least_with_a_finite_rank(alpha: float, needed: int) -> None:
     assert successes_needed(alpha) == needed
     assert conformal_quantile(np.arange(needed, dtype=float), alpha) == needed - 1  # The largest one.
-    with pytest.raises(CalibrationError, match=f"needs at least {needed} successful episodes.*got {needed - 1}"):
+    with pytest.raises(CalibrationError, match=f"at least {needed} initial states.*got {needed - 1}"):
         conformal_quantile(np.arange(needed - 1, dtype=float), alpha)
 
 
@@ -65,6 +65,22 @@ def test_the_other_bands_keep_the_promise_too(kind: BandKind) -> None:
         band = Band.fit(curves(rng, 27), [""] * 27, 0.1, seed=trial, kind=kind)
         alarms.append(np.mean([band.standing(curve, "").max() > band.q for curve in curves(rng, 40)]))
     assert 0.03 < np.mean(alarms) <= 0.1 + 3 * np.std(alarms) / np.sqrt(len(alarms))
+
+
+@pytest.mark.parametrize("kind", ["functional", "constant"])
+def test_several_episodes_of_a_state_keep_the_promise(kind: BandKind) -> None:
+    # Ranked episode by episode, a constant band at .1 raised a false alarm in 12.4 % of fresh states' episodes.
+    rng, alarms, num_states = np.random.default_rng(2), [], 20
+    states = np.repeat(np.arange(num_states), 10)
+
+    def episode(of: float) -> np.ndarray:
+        return of + 0.3 * rng.normal(size=int(rng.integers(5, 20)))
+
+    for trial in range(150):
+        own = [episode(of) for of in rng.normal(size=num_states) for _ in range(10)]
+        band = Band.fit(own, [""] * len(own), 0.1, seed=trial, kind=kind, states=states.tolist())
+        alarms.append(np.mean([band.standing(episode(rng.normal()), "").max() > band.q for _ in range(40)]))
+    assert 0.01 < np.mean(alarms) <= 0.1 + 2 * np.std(alarms) / np.sqrt(len(alarms))
 
 
 def test_a_constant_band_is_one_threshold_from_all_successes() -> None:
