@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,6 +131,8 @@ class RecordedEpisode:
 
 def encode_png(image: np.ndarray) -> bytes:
     """An upright RGB image, uint8 (height, width, 3), as PNG."""
+    import cv2  # Not where only embeddings are read, as on a robot.
+
     ok, data = cv2.imencode(".png", image[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
     assert ok, f"PNG encoding failed for an image of shape {image.shape} and dtype {image.dtype}"
     return data.tobytes()
@@ -143,6 +144,8 @@ def decode_image(data: bytes) -> np.ndarray:
     Raises:
         ValueError: not an image.
     """
+    import cv2  # Not where only embeddings are read, as on a robot.
+
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
         raise ValueError(f"{len(data)} bytes that are neither PNG nor JPEG")

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -286,6 +285,8 @@ def resize(image: np.ndarray, size: int | None) -> np.ndarray:
     """uint8 (height, width, 3) scaled to (size, size, 3) by area averaging; as it is where size is None or equal."""
     if size is None or image.shape[:2] == (size, size):
         return image
+    import cv2  # Not where only embeddings are read, as on a robot.
+
     return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
 
 

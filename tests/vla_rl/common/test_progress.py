@@ -44,7 +44,7 @@ def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
         )
         return {}
 
-    monkeypatch.setattr("vla_rl.workflows.record_dataset.collect_dataset", collect_dataset)
+    monkeypatch.setattr("vla_rl.workflows.collect.collect_dataset", collect_dataset)
     shown: list[str] = []
     recipe = SimpleNamespace(acting_env=None, seed=0, rollout=LocalRolloutConfig())
     collect(recipe, CollectConfig(), shown.append)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({"kind": "openvla", "precision": "fp32"}, {"kind": "grpo", **_BATCHES}),
     "grpo-kl-muon": (
         {"kind": "openvla", "precision": "fp32"},
-        {"kind": "grpo", "kl_coef": 0.01, "optimizer": "muon", **_BATCHES},
+        {"kind": "grpo", "kl_coef": 0.01, "optim": {"name": "muon"}, **_BATCHES},
     ),
     "ppo": ({"kind": "openvla", "precision": "fp32", "value_head": True}, {"kind": "ppo", **_BATCHES}),
     "grpo-autoregressive": (
