@@ -27,7 +27,6 @@ class _Shared:
     process: int
     context: Any
     address: int | None
-    is_beside_others: bool = False
 
 
 _shared: _Shared | None = None
@@ -55,8 +54,8 @@ def current() -> Iterator[None]:
     """Within, this process's one shared GL context is current in this thread; it is opened the first time.
 
     Another library's renderer in the same process (robosuite's own, say) expects that its context stays current, so
-    with EGL that one is made current again afterwards. Meanwhile no garbage is collected: a renderer that is freed
-    deletes what has its numbers in whatever context is current.
+    with EGL that one is made current again afterwards, or none where there was none: a renderer that is freed deletes
+    what has its numbers in whatever context is current. For that reason no garbage is collected meanwhile either.
 
     Raises:
         RenderError: no context can be opened, or this process was forked from one that had rendered.
@@ -75,13 +74,12 @@ def current() -> Iterator[None]:
     elif _shared.address is None or _address(before) != _shared.address:
         _shared.context.make_current()
     is_other = _address(before) != _shared.address
-    _shared.is_beside_others |= is_other and bool(before)
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if is_other and _shared.is_beside_others:
+        if is_other:
             _put_back(before)
         if collects:
             gc.enable()
