@@ -349,7 +349,6 @@ class _Deployment:
 
     def observers(self, recordings: ExitStack) -> tuple[list[Callable[[Tick], None]], Callable[[], float] | None]:
         """Who is called with each tick, in order; and about how long `recordings` takes to close, where any is made."""
-
         on_change = hold_on_change(self.gate, self.hold, self._on_policy_change, is_watched=self.episodes is None)
         heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state)
         observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]

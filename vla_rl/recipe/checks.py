@@ -72,12 +72,6 @@ class Run[R: Recipe]:
     check_changes: Callable[[R], Callable[[RunFolder, Changed], None] | None] = lambda _: None
 
 
-def policy_and_report(folder: Path) -> list[str]:
-    """Return the lines that name a run's policy and page."""
-    run = RunFolder(folder)
-    return [f"policy: {run.policy}", f"report: {run.report}"]
-
-
 def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
     """Refuse what would fail later, perhaps after hours; return the recipe, of the kind that the command runs.
 

@@ -81,7 +81,6 @@ class Ablation(Config):
 
     def table(self) -> Table:
         """For the console."""
-
         table = Table(title=f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each", box=SIMPLE_HEAD)
         for name in ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed"):
             table.add_column(name)

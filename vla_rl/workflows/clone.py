@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ConfigError: the recipe has no sft section.
         DatasetError: a dataset is not there.
     """
-
     check(recipe, SFT)
     spec = env_spec(recipe)
     with current().reading_parts():
@@ -39,16 +39,10 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
         return train_bc(policy, demonstrations_of(recipe), folder, logger.log, recipe.seed, env_spec=spec)
 
 
-def _cloned(recipe: Recipe, folder: Path) -> list[str]:
+def _start(recipe: Recipe, folder: Path, _: bool, __: Callable[[str], None]) -> list[str]:
     summary = clone(recipe, folder)
     loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
     return [f"policy: {summary['policy']}  ({summary['steps']} steps{loss})"]
 
 
-RUN = Run(
-    "sft",
-    SFT,
-    lambda recipe, folder, _, __: _cloned(recipe, folder),
-    datasets=lambda _: ("sft.datasets",),
-    free=("sft.steps",),
-)
+RUN = Run("sft", SFT, _start, datasets=lambda _: ("sft.datasets",), free=("sft.steps",))

@@ -14,7 +14,6 @@ from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset, l
 
 def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
-
     if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(
             "collect.imagined: the recipe's env is no world model; see `vla-rl config show tabletop_imagination`"

@@ -97,7 +97,6 @@ def _show(recipe: LoopRecipe, done: Round) -> None:
 
 def make_base_policy(root: Path = Path("runs")) -> Path:
     """Collect demonstrations and clone them, clean ones first, then sloppy ones; goes on where it was stopped."""
-
     policy = Path()
     for name in BASE_RECIPES:
         recipe = load_recipe(name)
@@ -112,14 +111,12 @@ def make_base_policy(root: Path = Path("runs")) -> Path:
 
 def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
     """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
-
     recipe = check(load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"]), FIT)
     run = RunFolder(root / recipe.name)
     return fit_world_model(recipe, open_run(recipe, run.path, resume=run.exists))
 
 
 def _collect(recipe: Recipe) -> None:
-
     assert recipe.collect is not None, "the base policy's recipes say what to collect"
     if not Path(recipe.collect.dataset).is_dir():
         collect(recipe, recipe.collect, rich.print)

@@ -32,7 +32,6 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     With `log.wandb` it is shown there too, the folder as a run. Several processes share the episodes; the first one
     writes, before anything is filmed, and each makes its videos.
     """
-
     check(recipe, EVAL)
     run = RunFolder(folder)
     policy, world = build_policy(recipe, env_spec(recipe)), current()
@@ -112,7 +111,6 @@ def base_and_final(path: Path) -> tuple[Path, Path]:
 
 def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:
     """Run two saved policies in the recipe's environment until the difference is clear."""
-
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)
     with (

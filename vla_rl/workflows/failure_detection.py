@@ -40,7 +40,6 @@ def fit_failure(
     Raises:
         ConfigError: the recipe has no failure section, or its policy is no checkpoint.
     """
-
     section, path = _section(recipe), _policy_path(recipe)
     store = (episodes_of or folder) / EMBEDDED
     train = embedded(recipe, section.fit_on, store / "fit_on", show)
@@ -56,7 +55,6 @@ def evaluate_failure(
     Returns:
         the report and the page's path.
     """
-
     section = _section(recipe)
     detectors_in(folder)  # Refuses a folder without any, before episodes are run.
     held_out = embedded(recipe, section.evaluate_on, (episodes_of or folder) / EMBEDDED / "evaluate_on", show)
@@ -112,13 +110,11 @@ def _same_values(note: str, asked: str) -> bool:
 
 def _fingerprint(dataset: str) -> str:
     """What a dataset on this machine holds; "" of one that is gone, or on the Hub, where a revision says it."""
-
     return LeRobotSource(dataset).fingerprint() if Path(dataset).exists() else ""
 
 
 def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
     """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
-
     if _section(recipe).every not in (0, policy.chunk_size):
         raise ConfigError(
             f"failure.every: got {_section(recipe).every}; new episodes are embedded once a chunk "
@@ -147,14 +143,12 @@ def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_h
 
 
 def _section(recipe: FailureRecipe) -> FailureConfig:
-
     if not isinstance(recipe.failure, FailureConfig):
         raise ConfigError("failure: the recipe has none of kind 'conformal'; see `vla-rl config show tabletop_failure`")
     return recipe.failure
 
 
 def _policy_path(recipe: FailureRecipe) -> Path:
-
     path = getattr(recipe.policy, "path", None)
     if path is None:
         raise ConfigError(

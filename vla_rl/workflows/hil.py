@@ -25,7 +25,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.published import PublishedError, newest, publish
 from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recorded_transitions, recordings_in
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import HIL, Run, check, policy_and_report
+from vla_rl.recipe.checks import HIL, Run, check
 from vla_rl.recipe.runs import HilRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rewards.base import judge_episodes, judged_steps
@@ -33,7 +33,7 @@ from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_and_report
 from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fresh_figures, judged
 
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
@@ -57,7 +57,6 @@ def run_hil(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> dic
         DatasetError: a dataset is not there, or an episode is damaged. ReplayError: the buffer is damaged, or another
             policy's. ActorError: the actor has ended.
     """
-
     check(recipe, HIL)
     limit_threads(recipe)
     if recipe.hil.reads_datasets:
@@ -175,7 +174,6 @@ class _Learner(ReplayLearning):
 
     def _recordings(self) -> list[Path]:
         """The recordings to take episodes from, under way or finished."""
-
         if self.hil.actor == "simulator":
             return [self.run.path / RECORDING]
         return recordings_in(Path(self.hil.recordings))
@@ -186,7 +184,6 @@ class _Learner(ReplayLearning):
 
     def _new(self) -> dict[Path, int]:
         """The recordings that have episodes which were not taken up, and how many."""
-
         found = {}
         for recording in self._recordings():
             taken, count = self._taken(recording.name), num_recorded(recording)
@@ -202,7 +199,6 @@ class _Learner(ReplayLearning):
 
     def _take_up(self, all_of_it: bool) -> bool:
         """Learn from new episodes from now on: a segment of the replay, which says which they were."""
-
         new = self._new()
         if not new or not (all_of_it or sum(new.values()) >= self._least()):
             return False
@@ -223,7 +219,6 @@ class _Learner(ReplayLearning):
 
     def _add(self, found: Mapping[str, list[RecordedFrames]]) -> None:
         """Add a segment of these episodes, by recording."""
-
         episodes = [episode for own in found.values() for episode in own]
         if self._reward is not None:
             episodes = [_labeled(self._reward, episode) for episode in episodes]
@@ -256,7 +251,6 @@ class _Learner(ReplayLearning):
 
     def _publish(self) -> None:
         """Save the learner, then publish its policy, unless it is the newest already."""
-
         if self.learner is not None:
             self.save(self.num_updates, {"counts": self._before})
         folder = self.run.path / PUBLISHED
@@ -295,7 +289,6 @@ def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
 
     The reward is asked as often as it was fitted to be, and of what was seen last.
     """
-
     seen = episode.obs if episode.final is None else Observation.concatenate([episode.obs, episode.final])
     [judgement] = judge_episodes(reward, [seen.select(judged_steps(seen.batch_size - 1, reward.every))])
     return replace(episode, success=bool(judgement.counts[1:].any()))

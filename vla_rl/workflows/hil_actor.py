@@ -41,7 +41,6 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         PublishedError: no policy is published that can act.
         ConfigError: the environment has no horizons to lengthen.
     """
-
     config, dataset = recipe.hil, folder / RECORDING
     assert config is not None, "checked by the learner"
     if dataset.is_dir():
@@ -92,7 +91,6 @@ def new_practice(config: PracticeConfig, forward: str, env: VecEnv) -> Practice:
     Raises:
         ConfigError: the environment's robots cannot go on where an episode has ended.
     """
-
     if not isinstance(env, PracticeEnv):
         raise ConfigError(f"hil.practice: {env.spec.kind} knows no way home, where the next episode could begin")
     return Practice(env, forward, config.reset_task, config.attempts)

@@ -211,7 +211,6 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
 
 def person_options(recipe: HubRecipe) -> Any:
     """How the person works, at the speed at which the robots run."""
-
     config, spec = recipe.hub, recipe.acting_env.env_spec()
     processes = config.processes
     step = 1 / (spec.control_hz * processes.speed)

@@ -70,7 +70,6 @@ def detector_folder(recipe: HubRecipe, config: HubConfig, folder: Path, show: Sh
 
 def _detector(recipe: HubRecipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
     """How to make the detector for one robot."""
-
     place = detector_folder(recipe, config, folder, show)
     path: str | None = getattr(recipe.policy, "path", None)
     if path is None:
@@ -89,7 +88,6 @@ def _run(
     make_detector: Callable[[], FailureDetector] | None,
 ) -> dict[str, Any]:
     """Run the episodes on so many robots; as plain JSON."""
-
     env_config = recipe.acting_env
     horizons = env_config.env_spec().horizon
     options = FleetOptions(
@@ -112,7 +110,6 @@ def _run(
 
 def _roomy(env: EnvConfig, horizons: dict[str, int], robots: int) -> EnvConfig:
     """The environment with so many robots, and with horizons that leave time to wait."""
-
     if not {"horizons", "num_envs"} <= set(type(env).model_fields):
         raise ConfigError(f"env: {env.kind} has no options horizons and num_envs, so robots cannot wait in it")
     longer = {task: horizon + WAITING_ROOM for task, horizon in horizons.items()}

@@ -57,7 +57,6 @@ def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], N
         DatasetError: a dataset is not there.
         ValueError: all logged episodes ended alike, so that there is nothing to learn from.
     """
-
     check(recipe, OFFLINE)
     limit_threads(recipe)
     run, spec = RunFolder(folder), env_spec(recipe)
@@ -85,14 +84,12 @@ def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], N
 def _improve_by_ppo(
     recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
-
     data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
     return OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger)
 
 
 def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:
     """What goes on after the last checkpoint's metrics."""
-
     run = RunFolder(folder)
     checkpoint = latest_checkpoint(run.checkpoints)
     done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
@@ -103,7 +100,6 @@ def _clone_chosen(
     recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """Clone what the method chooses."""
-
     section, sft, spec = recipe.offline, recipe.sft, env_spec(recipe)
 
     def choose(data: BCDataset) -> BCDataset:
@@ -120,7 +116,6 @@ def _weighted(
     recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
 ) -> BCDataset:
     """The datasets as the method clones them; what it chose is kept in the folder."""
-
     if not folder.is_dir():
         cache = feature_cache(recipe, show)
         examples, found = choose_examples(recipe.offline, policy, data, recipe.seed, show, cache)
@@ -134,7 +129,6 @@ def _preferred(
     recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
 ) -> BCDataset:
     """The datasets with their pairs of episodes, which are kept in the folder with how likely they were at first."""
-
     if not folder.is_dir():
         preferences, found = choose_pairs(recipe.offline, policy, data, recipe.sft, recipe.seed, show)
         preferences.save(folder, found)
@@ -170,7 +164,6 @@ def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
 
 def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
     """Where what the recipe's policy, a checkpoint, makes of datasets is kept."""
-
     path = policy_path(recipe)
     assert path is not None, "checked before"
     section = recipe.policy.model_dump(mode="json", exclude={"path"})
@@ -179,7 +172,6 @@ def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
 
 def evaluate_once(recipe: Recipe, folder: Path, name: str) -> None:
     """Run the recipe's evaluation, unless the run has it."""
-
     if not RunFolder(folder).evaluation(name).is_file():
         evaluate(recipe, folder, name)
 
@@ -193,7 +185,6 @@ def choose_examples(
     cache: FeatureCache | None = None,
 ) -> tuple[Examples, dict[str, float]]:
     """What the method clones of the datasets, and figures about it by name; embeddings are kept in the cache."""
-
     if config.method == "cloning":
         rows = sum(len(part.rows) for part in data.parts)
         return Examples(np.ones(rows)), {}
@@ -226,7 +217,6 @@ def choose_pairs(
     config: OfflineConfig, policy: Policy, data: BCDataset, cloning: SFTConfig, seed: int, show: Callable[[str], None]
 ) -> tuple[Preferences, dict[str, float]]:
     """Which episodes are preferred to which, and how likely the policy makes them now; figures by name."""
-
     if config.preferences.file is not None:
         better, worse = read_pairs(config.preferences.file, data.parts)
         alike = np.zeros(len(better), bool)

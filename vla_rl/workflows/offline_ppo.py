@@ -41,7 +41,6 @@ class OfflinePPO:
         cache: FeatureCache,
         show: Callable[..., None],
     ) -> None:
-
         if policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {policy.no_rl_reason}")
         assert recipe.algo is not None, "checked with offline.method=ppo"
@@ -59,7 +58,6 @@ class OfflinePPO:
 
     def finish(self, logger: MetricLogger) -> dict[str, Any]:
         """Make the iterations that remain, and save the policy; where it is, how many there were, what was found."""
-
         self._resume()
         options, state = self.config.ppo, self.state
         before = self.gate.values(self.policy)
@@ -77,7 +75,6 @@ class OfflinePPO:
 
     def _iterate(self, before: Any) -> tuple[Any, dict[str, float]]:
         """One update, which stays or is undone; the values that hold after it, and metrics."""
-
         config, state, number = self.config, self.state, self.state["iteration"]
         kept = {name: tensor.detach().clone() for name, tensor in trained_weights(self.policy).items()}
         batch = own_chunks(config, self.policy, self.data, self.critic, self.seed, number)
@@ -102,13 +99,11 @@ class OfflinePPO:
         return values, metrics | {f"ppo/{name}": float(value) for name, value in told.items()}
 
     def _save(self) -> None:
-
         path = checkpoint_path(self.run.checkpoints, self.state["iteration"])
         save_checkpoint(path, trained_weights(self.policy), self.state)
         keep_last(path, 2)
 
     def _resume(self) -> None:
-
         if (path := latest_checkpoint(self.run.checkpoints)) is not None:
             tensors, self.state = load_checkpoint(path)
             load_weights(self.policy, tensors, str(path))

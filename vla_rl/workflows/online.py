@@ -15,13 +15,13 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.offpolicy.transitions import Transitions, episode_transitions
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import ONLINE, Run, check, policy_and_report
+from vla_rl.recipe.checks import ONLINE, Run, check
 from vla_rl.recipe.runs import OnlineRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_and_report
 from vla_rl.workflows.replay_learning import (  # fmt: skip
     COLLECT,
     SHUFFLE,
@@ -46,7 +46,6 @@ def improve_online(recipe: OnlineRecipe, folder: Path, show: Callable[[str], Non
         DatasetError: a dataset is not there. ReplayError: the buffer is damaged, or another policy's.
         ValueError: all logged episodes ended alike.
     """
-
     check(recipe, ONLINE)
     limit_threads(recipe)
     run = RunFolder(folder)
@@ -99,7 +98,6 @@ class _Run(ReplayLearning):
 
     def _round(self, number: int, env: VecEnv) -> dict[str, float]:
         """Collect a round's episodes, unless they lie there already, and learn. Metrics are of how they ended."""
-
         if self.replay.has(number):
             fresh = self.replay.load(number)
         else:
@@ -125,7 +123,6 @@ class _Run(ReplayLearning):
 
     def _collect(self, number: int, env: VecEnv) -> Transitions:
         """The decisions of a round's episodes, with the outcomes that these had."""
-
         count = self.rounds.episodes_per_round
         numbers = range(number * count, (number + 1) * count)
         policy = self.base if self.learner is None else self.policy()

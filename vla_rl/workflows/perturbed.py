@@ -55,7 +55,6 @@ def evaluate_perturbed(
     Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
     finished is not run again.
     """
-
     run, world = RunFolder(folder), current()
     found: dict[tuple[str, int], Evaluation] = {}
     policy = build_policy(recipe, recipe.acting_env.env_spec())

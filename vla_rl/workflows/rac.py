@@ -117,7 +117,6 @@ class _Rounds:
         return [EpisodeSpec(task, "train", index) for task, index in helped]
 
     def load(self, path: Path) -> Policy:
-
         return load_policy(path, resolve_device(self.recipe.device))
 
     def collect(self, dataset: Path, specs: Sequence[EpisodeSpec], number: int, demonstrate: bool) -> list[dict]:
@@ -181,7 +180,6 @@ def _base_policy(recipe: RacRecipe) -> Policy:
 
 def _has_frames(dataset: Path, frames: Frames) -> bool:
     """Whether a recording holds a frame to learn from: with few episodes and a weak policy it may not."""
-
     return frames_in(dataset, frames) > 0
 
 

@@ -1,4 +1,4 @@
-"""What workflows build of a recipe: its policy, its environment's spec, its sections that must be there."""
+"""What workflows build of a recipe: policy, spec, sections that must be there; and what they print of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import policy_hash
@@ -46,21 +47,25 @@ def world_model_section(recipe: FitRecipe) -> FitConfig:
     Raises:
         ConfigError: there is none, or its class is not one for `vla-rl world-model fit`.
     """
-
     section = recipe.world_model
     if not isinstance(section, FitConfig):
         raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
     return section
 
 
-def policy_path(recipe: Recipe) -> Path | None:
+def policy_and_report(folder: Path) -> list[str]:
+    """Return the lines that name a run's policy and page."""
+    run = RunFolder(folder)
+    return [f"policy: {run.policy}", f"report: {run.report}"]
 
+
+def policy_path(recipe: Recipe) -> Path | None:
+    """The folder of the recipe's checkpoint; None of a fresh policy."""
     path = getattr(recipe.policy, "path", None)
     return None if path is None else resolve_path(path)
 
 
 def policy_version(recipe: Recipe) -> str:
     """What a dataset says of who acted: the policy's path and the hash of its weights."""
-
     path = policy_path(recipe)
     return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"

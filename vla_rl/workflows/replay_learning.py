@@ -61,7 +61,6 @@ class ReplayLearning:
         noise_shape: tuple[int, int] | None = None,
         person_is_prior: bool = False,
     ) -> None:
-
         self.recipe, self.config, self.run, self.show = recipe, config, RunFolder(folder), show
         self.base, self.noise_shape = base, noise_shape
         self.logged = self._logged() if config.reads_datasets else None
@@ -73,7 +72,6 @@ class ReplayLearning:
 
     def learn(self, updates: int) -> dict[str, float]:
         """Make updates; the mean of their metrics."""
-
         assert self.learner is not None, "made before"
         found: list[dict[str, float]] = []
         for _ in range(updates):
@@ -85,7 +83,6 @@ class ReplayLearning:
 
     def _logged(self) -> Transitions:
         """The decisions of the datasets."""
-
         opened = open_bc_dataset(demonstrations_of(self.recipe), self.base, env_spec(self.recipe))
         data = BCDataset(opened.parts, self.base.chunk_size)  # As many actions as are executed, not as are cloned.
         with evaluation_mode(self.base):
@@ -98,7 +95,6 @@ class ReplayLearning:
 
     def draws(self, number: int) -> Draws:
         """What is drawn at each decision: number 0 for the logged ones, then of each round."""
-
         needed = self.config.critic.targets == "best_of_n" or self.config.method == "edits"
         if not needed and self.noise_shape is None:
             return NO_DRAWS
@@ -112,7 +108,6 @@ class ReplayLearning:
         return self.learner
 
     def _new_learner(self, data: Transitions) -> OffPolicyLearner:
-
         seed = derived_seed(self.recipe.seed, NETWORKS)
         networks = new_networks(self.config.critic, data.embedding, data.chunk.reshape(len(data), -1), seed)
         return OffPolicyLearner(self.config, networks, seed, self.noise_shape, self._action_bounds)
@@ -140,7 +135,6 @@ class ReplayLearning:
 
     def policy(self) -> Policy:
         """The policy as it is improved so far."""
-
         assert self.learner is not None, "made before"
         config = self.config
         if self.learner.noise is not None:
@@ -156,7 +150,6 @@ class ReplayLearning:
 
     def save(self, step: int, more: dict[str, Any] | None = None) -> None:
         """Save the learner, and JSON-able values that `more` has again after `resume`."""
-
         assert self.learner is not None, "made before"
         tensors, state = self.learner.state()
         sizes = self.learner.networks.facts
@@ -166,7 +159,6 @@ class ReplayLearning:
 
     def resume(self) -> int | None:
         """The step of the newest checkpoint, with the learner as it was then; None: nothing to go on from."""
-
         path = latest_checkpoint(self.run.checkpoints)
         if path is None:
             return None
@@ -181,7 +173,6 @@ class ReplayLearning:
 
 def spec_of(tasks: Sequence[str], start_index: int, number: int) -> EpisodeSpec:
     """The initial state of a run's episode: tasks in turn, each with the next state of the train split."""
-
     return EpisodeSpec(tasks[number % len(tasks)], "train", start_index + number // len(tasks))
 
 
@@ -206,7 +197,6 @@ def judged(learner: OffPolicyLearner, fresh: Transitions, discount: float) -> Ju
 
 def fresh_figures(parts: Sequence[Judged]) -> dict[str, float]:
     """How the critic judged fresh episodes before it had learned from them, against how they ended."""
-
     if not parts:
         return {}
     value, returns, success = (np.concatenate([part[i] for part in parts]) for i in range(3))

@@ -32,7 +32,6 @@ def fit(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> Path
         DatasetError: a dataset is not there, or records no outcomes.
         CalibrationError: the reward cannot tell successes from failures well enough.
     """
-
     section = recipe.reward
     limit_threads(recipe)
     frames = _frames(recipe, section.datasets, "reward.datasets", section.every, show)
@@ -57,7 +56,6 @@ def evaluate(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) ->
         ConfigError: no episodes to measure on are named.
         ValueError: the reward was fitted on some of their initial states, or all ended alike.
     """
-
     section = recipe.reward
     if not section.evaluate_on:
         raise ConfigError("reward.evaluate_on: names no dataset; give one of a policy that the reward has not seen")
@@ -73,7 +71,6 @@ def _frames(
     recipe: RewardRecipe, datasets: Sequence[DatasetConfig], field: str, every: int, show: Callable[[str], None]
 ) -> RewardFrames:
     """The episodes of datasets, judged every `every` control steps; the recipe's own are collected where not there."""
-
     wanted = {config.path for config in datasets}
     for config in recipe.datasets:
         if str(config.dataset) in wanted and not Path(config.dataset).is_dir():

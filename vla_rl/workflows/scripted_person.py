@@ -12,7 +12,6 @@ def operator_options(
     config: ScriptedPersonConfig, demonstrate: bool = False, budget: int | None = None
 ) -> OperatorOptions:
     """How the scripted person works; `budget`: interventions that it still gives."""
-
     return OperatorOptions(
         alarm=config.alarm,
         patience=config.patience,

@@ -60,7 +60,6 @@ def evaluate_suites(
     Args:
         recipes: of `suite_recipes`.
     """
-
     run, world = RunFolder(folder), current()
     found: dict[str, Evaluation] = {}
     for number, (suite, recipe) in enumerate(recipes.items(), 1):

@@ -57,7 +57,6 @@ class Sweep(Config):
 
     def table(self) -> Table:
         """For the console, best sampled success first."""
-
         modes = list(dict.fromkeys(mode for row in self.rows for mode in row.rates))
         best, counts = modes[-1], sorted({row.num_episodes for row in self.rows})
         n = f"n = {counts[0]} each" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"

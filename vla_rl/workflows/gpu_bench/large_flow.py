@@ -53,7 +53,6 @@ def observations(is_full: bool, batch_size: int) -> Observation:
 
 def write_smolvlm2_500m(folder: Path) -> None:
     """Write the sizes of SmolVLM2-500M-Video-Instruct's config, which SmolVLA is built from, and a small tokenizer."""
-
     text = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15}
     text |= {"num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49280, "pad_token_id": 2}
     vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}

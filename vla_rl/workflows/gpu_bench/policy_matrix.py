@@ -167,7 +167,6 @@ def embed(policy: Policy) -> Answer:
 
 def save_and_load(policy: Policy) -> Answer:
     """The likeliest chunk of the policy that was saved and loaded again."""
-
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder) / "policy")
         return act_greedy(load_policy(Path(folder) / "policy", policy.device))

@@ -47,7 +47,6 @@ def fit_world_model(
     Returns:
         the world model's folder, `folder`/world_model.
     """
-
     limit_threads(recipe)
     section = world_model_section(recipe)
     run = RunFolder(folder)
@@ -82,13 +81,12 @@ def check_threshold(recipe: FitRecipe, run: RunFolder, changed: Changed) -> None
     """Check that a resumed fit can choose its threshold as the recipe says now.
 
     Args:
-        recipe: as it is now. changed: as `resume.differences` gives it.
+        recipe: as it is now. changed: as `run_folder.differences` gives it.
 
     Raises:
         ConfigError: it is finished, and the threshold was chosen otherwise; or `world_model.calibrate_on` began or
             ceased to be given after the first checkpoint, so that the stages have learned from what is to choose it.
     """
-
     if run.world_model.is_dir() and (late := sorted(changed.keys() & set(CHOOSE_THE_THRESHOLD))):
         there, here = changed[late[0]]
         raise ConfigError(

@@ -33,7 +33,6 @@ def measure_world_model(
         styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
     """
-
     limit_threads(recipe)
     section = world_model_section(recipe)
     env = recipe.env if isinstance(recipe.env, WorldModelEnvConfig) else None

@@ -13,7 +13,6 @@ from world_model.data.keyframes import mine_keyframes as mine
 
 def mine_keyframes(recipe: FitRecipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
     """Mine datasets of the policy's real episodes for moments to start from; writes and returns the file."""
-
     limit_threads(recipe)
     section = world_model_section(recipe)
     mine(world_model, datasets, section.keyframes, resolve_device(recipe.device)).save(file)

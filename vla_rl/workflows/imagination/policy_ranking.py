@@ -37,7 +37,6 @@ def rank_policies(
     Raises:
         ConfigError: fewer than two policies, or one given twice; the recipe has no world_model section.
     """
-
     if len(policies) < 2 or len(set(policies)) < len(policies):
         raise ConfigError(
             f"--policy: got {', '.join(policies) or 'none'}; ranking needs at least two, each once ({WANTED} or more "

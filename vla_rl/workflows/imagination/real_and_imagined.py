@@ -33,7 +33,6 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
 
     Initial states are the `validation` split's, each sampled from once; otherwise as the recipe's `eval` says.
     """
-
     loaded = load_policy(policy, resolve_device(recipe.device))
     wanted = recipe.eval.model_copy(
         update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}

@@ -28,7 +28,6 @@ def check_loop(recipe: LoopRecipe) -> None:
         ConfigError: a line for each thing that RL or a fit asks for, and neither the first world model has nor a fit
             can give; or what `check` of "loop" says.
     """
-
     check(recipe, LOOP)
     section = world_model_section(recipe)
     if refused := [*_unfit_options(recipe, section)]:
@@ -107,7 +106,6 @@ def _lacking_parts(
 
 def _lacking_dynamics(recipe: LoopRecipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
     """What stages on top of the first world model's dynamics cannot do with it."""
-
     lacking, steps = [], section.sampling_steps
     if steps is not None:
         dynamics = dynamics.model_copy(update={"sampling_steps": steps})

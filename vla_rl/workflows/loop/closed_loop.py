@@ -149,7 +149,6 @@ def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     Raises:
         TrustError: it does.
     """
-
     imagination, fitted = recipe.env.imagination, load_world_model(world_model)  # type: ignore[attr-defined]
     try:
         check_reward(fitted, imagination)

@@ -119,7 +119,6 @@ def _check_is_7b(recipe: TrainRecipe, who: str) -> None:
     Args:
         who: is for that size alone, for the message: an option, and what it does.
     """
-
     config: Any = recipe.policy
     instead = "leave it out, and the stages are measured here"
     if not isinstance(config, OpenVLAOptions):
@@ -156,7 +155,6 @@ def _chunk_size(recipe: TrainRecipe) -> int:
 
 def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Bytes of what the recipe's policy trains, where its sizes are known without loading it; else nothing."""
-
     config: Any = recipe.policy
     source = "computed: of the parameters that the recipe trains"
     if not isinstance(config, OpenVLAOptions):
@@ -171,7 +169,6 @@ def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
 
 def _computed(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """What acting and learning cost at best on an H200 with OpenVLA's 7 billion parameters and LoRA."""
-
     _check_is_7b(recipe, "--roofline: computes")
     decoder = PARALLEL if _decoder(recipe) == "parallel" else AUTOREGRESSIVE
     act = Curve(tuple((float(n), of_act(True, decoder, n).eager_seconds) for n in (1, 16, 64)))

@@ -173,7 +173,6 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _chunk_size(run: RunFolder, recipe: Mapping[str, Any]) -> int:
     """Actions of a chunk of the run's policy, as the files of it say that the run wrote or began with."""
-
     began_with = recipe["policy"].get("path")
     for folder in (run.policy, *([resolve_path(began_with)] if began_with else [])):
         if (folder / CONFIG_FILE).is_file():
@@ -208,7 +207,6 @@ def from_bench(folder: Path, decoder: str = "parallel") -> tuple[dict[str, Any],
     Raises:
         ConfigError: it measured neither, or tiny networks alone.
     """
-
     results = Results.load(folder)
     if results.size != "full":
         raise ConfigError(

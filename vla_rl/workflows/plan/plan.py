@@ -149,7 +149,6 @@ def _rollout_gpus(costs: Costs, work: Work, machines: Machines) -> int:
 
 def memory_text(recipe: TrainRecipe, placement: Placement) -> str:
     """What each GPU of a placement must hold, by part, or why that is not known."""
-
     training = placement.gpus - placement.rollout_gpus
     try:
         each, alone = estimate_apart(recipe, training)
@@ -166,7 +165,6 @@ def memory_text(recipe: TrainRecipe, placement: Placement) -> str:
 
 def show(plan: Plan) -> None:
     """Print the plan for people."""
-
     work, machines = plan.work, plan.machines
     table = Table(title=f"{work.episodes} episodes an iteration, {machines.gpus} GPUs, {_per_gpu(machines)}")
     for name in COLUMNS:
@@ -229,7 +227,6 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _variants(title: str, rows: Sequence[tuple[float, Outcome]]) -> Any:
-
     table = Table(title=f"episodes/s, and what is waited for, by {title}")
     table.add_column(title, justify="right")
     modes = [mode for mode in MODES if any(o.placement.mode == mode for _, o in rows)]

@@ -82,7 +82,6 @@ def _as(form: str, sheet: Sheet, world_model: WorldModel) -> Iterator[WorldModel
 
 
 def _against_the_cpu(sheet: Sheet, form: str) -> None:
-
     with exact_float32():
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device)) as world_model:
             here = _on_the_host(_imagined(world_model))
@@ -123,7 +122,6 @@ def _shipped(sheet: Sheet, count: int, form: str) -> Attempt:
     what = f"64 pixels, {count} environments{_suffix(form)}"
 
     def attempt() -> None:
-
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device).compute_in("auto")) as world_model:
             _frames_per_second(sheet, world_model, count, what, 64)
 
@@ -143,7 +141,6 @@ def _large(sheet: Sheet, name: str, count: int, form: str) -> Attempt:
 
 def _random_world_model(dynamics: dict[str, object], image_size: int, device: torch.device) -> WorldModel:
     """A world model that was never fitted, for its speed."""
-
     spec = fake_env_spec(image_size=image_size)
     metadata = WorldModelMetadata.of(spec, np.zeros(spec.state_dim), np.ones(spec.state_dim))
     config = WorldModelConfig.model_validate({"dynamics": dynamics})
@@ -153,7 +150,6 @@ def _random_world_model(dynamics: dict[str, object], image_size: int, device: to
 
 
 def _frames_per_second(sheet: Sheet, world_model: WorldModel, count: int, what: str, pixels: int) -> None:
-
     env = WorldModelEnv(world_model, MadeUpFrames(world_model), ImaginationConfig(), count)
     try:
         seconds, frames = _stepped(env, sheet, 10 if sheet.is_full else 2)

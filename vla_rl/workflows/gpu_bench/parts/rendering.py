@@ -43,7 +43,6 @@ class Beside:
 
     def measure(self, processes: int) -> None:
         """Steps per second of the simulator alone, and of both together."""
-
         sheet, seconds = self.sheet, 8.0 if self.sheet.is_full else 0.2
         assert self.policy is not None
         values = {"kind": "tabletop", "image_size": 256 if sheet.is_full else 32, "num_workers": processes}

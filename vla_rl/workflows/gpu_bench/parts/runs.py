@@ -71,7 +71,6 @@ def _grpo(sheet: Sheet) -> None:
 
 
 def _tabletop(sheet: Sheet) -> dict[str, Any]:
-
     values = read_yaml(find_recipe("tabletop_grpo"))
     values["train"] = values["train"] | {"iterations": 3, "groups": 20, "save_every": 1, "evaluate": "never"}
     return values | {"device": str(sheet.device), "log": {"tensorboard": False, "console": False}}
@@ -79,7 +78,6 @@ def _tabletop(sheet: Sheet) -> dict[str, Any]:
 
 def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
     """A run of a minute's fraction: a dot that moves at random solves it now and then."""
-
     options = {"image_size": 32, "action_bins": 5, "chunk_size": 4, "precision": "fp32"}
     config = build_component("policy", {"kind": "openvla", **options})
     policy = config.build(DummyConfig().env_spec(), "cpu", 0)
@@ -100,7 +98,6 @@ def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
 
 def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int | None) -> dict[str, torch.Tensor]:
     """Weights after the run, on the CPU; with `stop_after` it is stopped after so many iterations and resumed."""
-
     recipe = check(read_recipe({"run": "train", **values}), PLAN)
     done = 0
 
@@ -127,7 +124,6 @@ def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int
 
 def _clone_made_up(sheet: Sheet) -> None:
     """Updates on one made-up batch, whose loss must fall."""
-
     policy: Any = policy_matrix.build("openvla-parallel", sheet.device)
     size, steps = (64, 50) if sheet.is_full else (4, 3)
     config = validate(

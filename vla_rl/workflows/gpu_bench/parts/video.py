@@ -42,7 +42,6 @@ def measure(sheet: Sheet) -> None:
 
 
 def _speed(sheet: Sheet, name: str, pixels: int, batch: int) -> None:
-
     published, scale = PUBLISHED[name]
     sizes = published if sheet.is_full else TINY
     shape = (sizes["in_channels"], pixels // scale, pixels // scale)
