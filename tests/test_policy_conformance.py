@@ -5,21 +5,27 @@ import pytest
 import torch
 from representatives import REPRESENTATIVES, variants
 
+from sim.dummy import DummyConfig
 from vla_rl.config import KINDS, build_component
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.offpolicy.preferences import episode_batch, log_probs
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy
+from vla_rl.types import ActionChunk, Observation
 from vla_rl.workflows.gpu_bench import policy_matrix
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 SPEC = fake_env_spec(image_size=32)
 VARIANTS: dict[str, dict] = {name: {"image_size": 32} | values for name, values in policy_matrix.VARIANTS.items()}
 CHAIN = {"openvla-image-chain": {"image_size": 32} | policy_matrix.ON_DEVICES["openvla-image-chain"]}
 
 
-def build(name, seed=0):
+def build(name, seed=0, **options):
     if name.startswith("smolvla"):
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
-    config = build_component("policy", (CHAIN | VARIANTS)[name])
+    config = build_component("policy", (CHAIN | VARIANTS)[name] | options)
     assert isinstance(config, PolicyConfig)
     policy = config.build(SPEC, "cpu", seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
@@ -184,3 +190,72 @@ def test_fresh_weights_depend_on_the_seed_alone(name):
     same, other = build(name, seed=5).state_dict(), build(name, seed=6).state_dict()
     assert all(torch.equal(first[k], same[k]) for k in first)
     assert any(not torch.equal(first[k], other[k]) for k in first)
+
+
+def own_episodes(policy, folder):
+    """The policy's own decisions as it made them, and its four episodes as they are read back from disk."""
+    drawn, act = [], policy.act
+
+    def noted(obs, *args, **options):
+        drawn.append((obs, act(obs, *args, **options)))
+        return drawn[-1][1]
+
+    policy.act = noted
+    env = DummyConfig(num_envs=2, image_size=32, horizon=2 * policy.chunk_size + 1)
+    config = {"source": "policy", "dataset": str(folder), "episodes_per_task": 2, "every_frame": False}
+    collect_dataset(env, CollectConfig.model_validate(config), policy=policy)
+    policy.act = act
+    needs = DataNeeds(cameras=policy.cameras, action_dim=7, state_dim=8)
+    data = BCDataset([open_dataset(DatasetConfig(path=str(folder)), needs)], policy.chunk_size)
+    obs, chunks = Observation.concatenate([o for o, _ in drawn]), ActionChunk.concatenate([c for _, c in drawn])
+    chunks.actions[:] = chunks.actions.clip(-1, 1)  # As the environment does them.
+    return obs, chunks, [episode_batch(data, number) for number in range(4)]
+
+
+@torch.no_grad()
+def likelihood_of_actions(policy, obs, chunk):
+    """Log-probability (B, H, A) of a chunk's actions: `evaluate`'s of each token that would have done the same, summed.
+
+    An autoregressive policy reads the tokens so far, 0 in place of 1.
+    """
+    tokens, bins = np.where(chunk.tokens == 1, 0, chunk.tokens), policy.action_tokenizer.num_bins
+    own = np.arange(tokens[0].size).reshape(tokens.shape[1:])
+    one_by_one = policy.architecture.decoder == "autoregressive"
+    places = [own == n for n in range(own.size)] if one_by_one else [own >= 0]
+    total = np.full(tokens.shape, -np.inf)
+    for token in range(bins):
+        done = policy._to_env(policy.action_tokenizer.decode(np.full(tokens.shape, token)), policy._stats())
+        for place in places:
+            other = ActionChunk(chunk.actions, tokens=np.where(place, token, tokens))
+            found = policy.evaluate(obs, other).log_prob.numpy()
+            total = np.where(place & (done == chunk.actions), np.logaddexp(total, found), total)
+    return total
+
+
+@torch.no_grad()
+def check_own_episodes(policy, folder):
+    """Its episodes are as likely read back from disk as when it acted, action by action where each has its tokens."""
+    obs, chunks, episodes = own_episodes(policy, folder)
+    for batch in episodes:
+        same = [(chunks.actions == a) | ~v[:, None] for a, v in zip(batch.actions, batch.valid, strict=True)]
+        rows = np.array([int(np.flatnonzero(each.all((1, 2)))[0]) for each in same])
+        obs_then, then, count = obs.select(rows), chunks.select(rows), int(batch.valid.sum()) * 7
+        found = float(sum(log_probs(policy, batch, 64)))
+        if chunks.tokens is not None and chunks.tokens.ndim == 3:
+            expected = likelihood_of_actions(policy, obs_then, then)[batch.valid].sum()
+        else:
+            # What has no likelihood of actions alone has its cloning loss: denoising takes a path, an L1 loss has no
+            # scale, and FAST writes a chunk in several ways. It must be that of the very actions.
+            held = np.where(batch.valid[..., None], then.actions, batch.actions)
+            expected = -float(policy.bc_loss(obs_then, held, batch.valid)[0]) * count
+        assert found == pytest.approx(expected, abs=1e-4 * count)
+
+
+def test_its_own_episodes_are_as_likely_read_back_from_disk_as_when_it_acted(name, tmp_path):
+    # With four tokens for three actions, half of what is drawn comes back as another token.
+    few = {"action_bins": 4} if VARIANTS[name]["kind"] == "openvla" else {}
+    check_own_episodes(build(name, **few).eval(), tmp_path / "own")
+
+
+def test_all_tokens_that_close_a_gripper_are_one_action(tmp_path):
+    check_own_episodes(build("openvla-parallel", action_bins=6, gripper="open_is_one").eval(), tmp_path / "own")

@@ -1,9 +1,10 @@
 """Learning from which of two episodes was better: TPO of GRAPE (arXiv 2411.19309), DPO over whole episodes.
 
 The loss of a pair is -log sigmoid(beta (gain of the better - gain of the worse)), an episode's gain being the
-log-probability of its chunks under the policy less that under the policy as it was at first. For action tokens the
-cloning loss, summed, is exactly minus the log-probability. A flow or diffusion policy has none for another's actions:
-its cloning loss stands for it, with noise and levels that follow from the actions (Diffusion-DPO, arXiv 2311.12908).
+log-probability of its chunks under the policy less that under the policy as it was at first. For OpenVLA's tokens the
+cloning loss, summed, is exactly minus the log-probability of the actions. What has no likelihood of actions (a flow or
+diffusion policy, an L1 decoder, FAST, which writes a chunk in several ways) has its cloning loss stand for it, with
+noise and levels that follow from the actions (Diffusion-DPO, arXiv 2311.12908).
 """
 
 from __future__ import annotations

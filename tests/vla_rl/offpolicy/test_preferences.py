@@ -80,7 +80,10 @@ def test_the_summed_cloning_loss_is_the_likelihood_that_rl_computes(data: BCData
     policy = policy_of(tmp_path)
     batch = episode_batch(data, 0)
     tokens = policy.action_tokenizer.encode(policy._from_env(batch.actions, policy._stats()))
-    expected = policy.evaluate(batch.obs, ActionChunk(batch.actions, tokens=tokens)).log_prob.detach().numpy()
+    twin = np.where(tokens <= 1, 1 - tokens, tokens)  # 0 and 1 are one action.
+    own, other = (policy.evaluate(batch.obs, ActionChunk(batch.actions, tokens=t)).log_prob for t in (tokens, twin))
+    expected = np.where(tokens <= 1, np.logaddexp(own.detach(), other.detach()), own.detach())
+    assert (tokens <= 1).any()
     [found] = reference_log_probs(policy, data, np.array([0]), 2)[:1]
     assert found == pytest.approx(expected[batch.valid].sum(), rel=1e-4)
 

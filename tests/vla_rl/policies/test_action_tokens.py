@@ -34,6 +34,16 @@ def test_encoding_a_decoded_token_gives_it_back(token):
     assert again == max(token, 1), "tokens 0 and 1 share the highest center"
 
 
+def test_targets_are_the_tokens_that_do_the_same_and_0_stands_for_0_and_1():
+    tokenizer = ActionTokenizer(256)
+    tokens, alike = tokenizer.targets(np.array([[1.0, -1.0], [0.996, 0.5]]), lambda actions: actions)
+    assert tokens.tolist() == [[0, 255], [0, tokenizer.encode(np.array(0.5))]]
+    assert [[np.flatnonzero(a).tolist() for a in row] for row in alike] == [[[0, 1], [255]], [[0, 1], [tokens[1, 1]]]]
+    tokens, alike = tokenizer.targets(np.array([[1.0], [-0.3]]), np.sign)
+    np.testing.assert_array_equal(alike[:, 0], [np.arange(256) < 128, np.arange(256) > 128])
+    assert tokenizer.targets(np.zeros((2, 1)), np.zeros_like)[1].all(), "a dimension that never moves"
+
+
 def test_openvlas_ids():
     tokenizer = ActionTokenizer(256)
     first = tokenizer.first_id(32000)

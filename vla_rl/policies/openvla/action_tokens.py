@@ -3,9 +3,16 @@
 The bins are the last `num_bins` ids of the (un-padded) vocabulary of size V. With edges
 `linspace(-1, 1, 256)`, an action a becomes token id `V - digitize(a)`: +1 the lowest id of the
 range, -1 the highest. There are 255 centers for 256 ids, so the two lowest ids decode alike.
+
+What is logged is the action, of which there is no telling which token drew it: +1 is written as token 0, 0 and 1 decode
+to .996, and .996 is written as 1; all tokens of one sign open or close a gripper; float32 may round neighbors to one
+number. So the likelihood of a logged action is that of all its tokens together (`targets`). That holds for whoever
+acted (this policy, another one, a person), where tokens kept in datasets would serve only the policy that drew them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -40,6 +47,21 @@ class ActionTokenizer:
         """Normalized actions float64 (bin centers) of tokens, any shape."""
         digits = self.num_bins - np.asarray(tokens, dtype=np.int64)
         return self.centers[np.clip(digits - 1, 0, self.num_bins - 2)]
+
+    def targets(self, actions: np.ndarray, to_env: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Logged actions as tokens, int64 (..., A), and which tokens are the same action, bool (..., A, num_bins).
+
+        A policy that reads its tokens so far is given these, 0 where 0 or 1 was drawn, as of actions at the upper
+        quantile: its likelihood is exact but for what it would make of the other one.
+
+        Args:
+            actions: normalized, (..., A). to_env: such actions in the environment's units.
+        """
+        tokens = self.encode(actions)
+        tokens[tokens == 1] = 0
+        dims = np.arange(tokens.shape[-1])
+        every = to_env(self.decode(np.arange(self.num_bins)[:, None].repeat(len(dims), 1))).T
+        return tokens, every[dims] == every[dims, tokens][..., None]
 
     def first_id(self, vocab_size: int) -> int:
         """The vocabulary id of token 0, for an un-padded vocabulary of this size."""

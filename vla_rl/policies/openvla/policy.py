@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vla_rl.common.compiling import compile_modules
@@ -321,8 +320,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalized
-        actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
+        """Minus the log-probability of each action, of all its tokens together (`ActionTokenizer.targets`); of the l1
+        decoder, mean absolute error, normalized, and where there is a scale head minus the log-density, for the scale.
 
         Metrics: token_accuracy, action_l1 (environment units, greedy), bc_loss and, with keyframes, keyframe_loss;
         left where they were computed, for one read of all.
@@ -363,12 +362,13 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
                 # small, would leave none for the others. Both have the median as their optimum, so it learns by L1.
                 losses = losses - laplace_log_prob(wanted, location.detach(), log_scale)
             return hidden, losses, location.detach().cpu().numpy(), None
-        tokens = torch.from_numpy(self.action_tokenizer.encode(targets)).to(self.device).flatten(1)
+        pair = self.action_tokenizer.targets(targets, lambda actions: self._to_env(actions, self._stats()))
+        tokens, alike = (torch.from_numpy(array).to(self.device).flatten(1, 2) for array in pair)
         hidden, logits = self._read(obs, tokens)
-        losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+        losses = -torch.log_softmax(logits, -1).masked_fill(~alike, -math.inf).logsumexp(-1)
         greedy = logits.detach().argmax(-1)
         guess = self.action_tokenizer.decode(self._shape(greedy).cpu().numpy())
-        return hidden, self._shape(losses), guess, self._shape(greedy == tokens)
+        return hidden, self._shape(losses), guess, self._shape(alike.gather(-1, greedy[..., None])[..., 0])
 
     @torch.no_grad()
     def embed(self, obs: Observation) -> Tensor:
