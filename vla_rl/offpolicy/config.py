@@ -87,19 +87,13 @@ class PreferencesConfig(Config):
 
 
 class OfflinePPOConfig(Config):
-    """Iterations of method=ppo, each admitted by off-policy evaluation or undone (RL-100, arXiv 2510.14830)."""
+    """Iterations of method=ppo (RL-100, arXiv 2510.14830)."""
 
-    iterations: PositiveInt = Field(default=1, description="Updates at most. More than one has not been shown to gain.")
+    iterations: PositiveInt = Field(default=1, description="More than one has not been shown to gain.")
     decisions: PositiveInt = Field(
         default=1000,
-        description="Logged observations that chunks are drawn at for each, outside the held-out fold; each dataset by "
-        "its episodes.",
+        description="Logged observations that chunks are drawn at for each; each dataset by its episodes.",
     )
-    held_out_decisions: PositiveInt = Field(
-        default=1000, description="Logged decisions of the held-out fold at which the policy is judged."
-    )
-    patience: PositiveInt = Field(default=2, description="Updates rejected in a row that end the run.")
-    shrink: float = Field(default=0.5, gt=0, lt=1, description="What a rejected update multiplies the step (lr) by.")
 
 
 class OfflineConfig(Config):
@@ -110,8 +104,8 @@ class OfflineConfig(Config):
         description="What is cloned. cloning: everything; filtered: episodes that succeeded; advantage_weighted: "
         "everything, each decision by how much better than expected it turned out; best_of_n: at each logged "
         "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q); "
-        "ppo: nothing, the `algo` section's updates on the policy's own chunks at logged observations, by the critic, "
-        "each admitted by off-policy evaluation or undone (RL-100); "
+        "ppo: nothing, the `algo` section's updates on the policy's own chunks at logged observations, by the critic "
+        "(RL-100); "
         "recap: everything, the instruction saying whether a decision was better than expected; preferences: nothing, "
         "better episodes become likelier than worse ones of the same task.",
     )

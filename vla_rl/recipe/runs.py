@@ -213,8 +213,8 @@ class OfflineRecipe(Recipe):
             lambda r: r.offline.method == "ppo" and _idle_of_ppo(r),
             lambda r: (
                 f"algo.{_idle_of_ppo(r)}: got {getattr(r.algo, _idle_of_ppo(r)):g}, which offline.method=ppo makes no "
-                "use of: it learns from no episodes' rewards or demonstrations, and makes steps smaller by "
-                "offline.ppo.shrink; leave it at 0"
+                "use of: it learns from no episodes' rewards or demonstrations, and begins each "
+                "iteration anew; leave it at 0"
             ),
         ),
         Rule(

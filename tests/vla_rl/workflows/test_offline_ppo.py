@@ -1,10 +1,9 @@
-"""`vla-rl offline` with method ppo: updates by the critic on the policy's own chunks, admitted or undone."""
+"""`vla-rl offline` with method ppo: updates by the critic on the policy's own chunks."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.offpolicy.config import OfflineConfig
-from vla_rl.offpolicy.iterated import OffPolicyEvaluation, own_chunks, update
+from vla_rl.offpolicy.iterated import own_chunks, update
 from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
@@ -29,9 +28,7 @@ from vla_rl.workflows.offline import improve_offline
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
-CONFIG = OfflineConfig.model_validate(
-    {"method": "ppo", "candidates": 4, "critic": SMALL, "ppo": {"decisions": 16, "held_out_decisions": 16}}
-)
+CONFIG = OfflineConfig.model_validate({"method": "ppo", "candidates": 4, "critic": SMALL, "ppo": {"decisions": 16}})
 GRPO = GRPOConfig(optim={"lr": 2e-3, "warmup_steps": 0}, minibatch_size=16, micro_batch_size=16, epochs=2)
 
 
@@ -58,7 +55,7 @@ class Planted:
         return self.sign * np.stack([chunks[:, :, 0, 0]] * 2)
 
 
-def test_a_chunk_starts_at_ratio_one_outside_the_held_out_fold(base: Path, logged: Path) -> None:
+def test_a_chunk_starts_at_ratio_one(base: Path, logged: Path) -> None:
     policy, critic = load_policy(base), Planted(logged)
     batch = own_chunks(CONFIG, policy, critic.data, critic, 0, 0)  # type: ignore[arg-type]
     assert batch.size == 16 * 4 and batch.valid.all()
@@ -70,54 +67,39 @@ def test_a_chunk_starts_at_ratio_one_outside_the_held_out_fold(base: Path, logge
     assert all(np.corrcoef(a, b)[0, 1] > 0.99 for a, b in zip(each, first, strict=True) if b.std() > 0.1)
     again = own_chunks(CONFIG, policy, critic.data, critic, 0, 0)  # type: ignore[arg-type]
     np.testing.assert_array_equal(again.chunks.actions, batch.chunks.actions)
-    held_out = critic.transitions.initial_state[critic.transitions.episode[critic.fold == 0]]
-    learned = critic.transitions.initial_state[critic.transitions.episode[critic.fold != 0]]
-    assert not set(held_out) & set(learned)
 
 
-def test_what_is_better_is_admitted_and_what_is_worse_is_not(base: Path, logged: Path) -> None:
-    """Updates toward a larger first number: by a critic that likes it they are admitted, by one that does not never."""
-    policy, liked, hated = load_policy(base), Planted(logged), Planted(logged, -1)
-    gates = [OffPolicyEvaluation(CONFIG, critic.data, critic, 0) for critic in (liked, hated)]  # type: ignore[arg-type]
-    before = [gate.values(policy) for gate in gates]
-    np.testing.assert_array_equal(gates[0].values(policy), before[0])
-    same = gates[0].compare(before[0], before[0])
-    assert not same.admitted and same.interval.low == same.interval.high == 0
+def test_updates_make_what_the_critic_likes_likelier(base: Path, logged: Path) -> None:
+    policy, critic = load_policy(base), Planted(logged)
+    obs = own_chunks(CONFIG, policy, critic.data, critic, 0, 9).observations(np.arange(64))  # type: ignore[arg-type]
+
+    def liked() -> float:
+        return float(policy.act(obs, torch.Generator().manual_seed(0)).actions[:, 0, 0].mean())
+
+    before = liked()
     for number in range(3):
-        batch = own_chunks(CONFIG, policy, liked.data, liked, 0, number)  # type: ignore[arg-type]
-        found = update(CONFIG, GRPO, policy, batch, 0, number, GRPO.optim.lr)
-        assert found["update/ratio"] == pytest.approx(1, abs=0.3)
-    better, worse = (gate.compare(old, gate.values(policy)) for gate, old in zip(gates, before, strict=True))
-    assert better.admitted and better.after > better.before + 0.1
-    assert not worse.admitted and worse.interval.high < 0
+        batch = own_chunks(CONFIG, policy, critic.data, critic, 0, number)  # type: ignore[arg-type]
+        assert update(CONFIG, GRPO, policy, batch, 0, number)["update/ratio"] == pytest.approx(1, abs=0.3)
+    assert liked() > before + 0.1
 
 
 def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
     values = tiny_values(base, "run=offline")
     values["env"] |= {"horizon": 11, "num_envs": 4}
     section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
-    section["ppo"] |= {"iterations": 2, "patience": 2}
+    section["ppo"] |= {"iterations": 2}
     algo = {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 16}
     return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo})
 
 
-def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
     recipe = recipe_of(base, logged)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     summary = improve_offline(recipe, open_run(recipe, whole, False), lambda _: None)
     assert summary["policy"] == str(whole / "policy") and summary["steps"] == 2  # What the command prints.
-    rows = metrics(whole)
-    found = json.loads((whole / "examples" / "found.json").read_text())
-    assert len(rows) == 2 and found["ppo/admitted"] + found["ppo/rejected"] == 2 and "critic/auc" in found
-    assert found["ppo/admitted"] == sum(row["ppo/admitted"] for row in rows)
-    for row in rows:
-        assert row["ppo/admitted"] == (row["ppo/gain_low"] > 0)
-        assert row["ppo/gain_low"] <= row["ppo/gain"] <= row["ppo/gain_high"]
-    for row, following in pairwise(rows):
-        assert following["ppo/lr"] == pytest.approx(row["ppo/lr"] * (1 if row["ppo/admitted"] else 0.5))
-    final = load_policy(whole / "policy").state_dict()
-    if not found["ppo/admitted"]:
-        assert all(torch.equal(final[name], value) for name, value in load_policy(base).state_dict().items())
+    rows, final = metrics(whole), load_policy(whole / "policy").state_dict()
+    assert len(rows) == 2 and "critic/auc" in json.loads((whole / "examples" / "found.json").read_text())
+    assert any(not torch.equal(final[name], value) for name, value in load_policy(base).state_dict().items())
 
     shutil.copytree(whole, killed)
     shutil.rmtree(killed / "policy")
