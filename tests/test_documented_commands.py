@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from vla_rl.cli import app as cli
 
@@ -30,7 +29,7 @@ ASIDE = re.compile(r"\s+#.*|\s{2,}.*")  # a comment, or the description in a tab
 @cache
 def program() -> Any:
     """The whole command line, as the parser's objects."""
-    return typer.main.get_command(cli.app)
+    return cli.program()
 
 
 def documented(text: str) -> list[str]:

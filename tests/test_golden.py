@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer.main
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE / "vla_rl"))
@@ -55,7 +54,7 @@ def flags() -> dict[str, Any]:
             found |= walk(inner, f"{path} {name}")
         return found
 
-    return walk(typer.main.get_command(cli.app), "vla-rl")
+    return walk(cli.program(), "vla-rl")
 
 
 def options() -> dict[str, dict[str, Any]]:

@@ -131,7 +131,7 @@ class SimRobot:
         self._env = env_config.start()
         self._spec = self._env.spec
         if config.task not in self._spec.tasks:
-            raise ConfigError(f"sim-robot.task: got {config.task!r}, allowed: {', '.join(self._spec.tasks)}")
+            raise ConfigError(f"sim.task: got {config.task!r}, allowed: {', '.join(self._spec.tasks)}")
         self._period = 1 / (self._spec.control_hz * config.speed)
         self._state = EpisodeState()
         self._index, self._num_begun = config.index, 0
@@ -391,7 +391,7 @@ def run_sim_robot(config: SimRobotConfig, master: str) -> None:
     try:
         if master_pid(os.environ["ROS_MASTER_URI"]) is None:
             raise RosInstallError(
-                f"no ROS master answers at {master}; start one with `vla-rl ros master`, or --master new"
+                f"no ROS master answers at {master}; start one with `vla-rl robot master`, or --master new"
             )
         say(f"on the ROS master {os.environ['ROS_MASTER_URI']}; Ctrl-C ends it")
         robot = SimRobot(config, say)

@@ -60,7 +60,7 @@ class RobotContract(FiniteConfig):
         description="Nodes that may publish on the action topics too, such as a multiplexer's other inputs; `*`: any. "
         "Otherwise deploy is refused while another publisher is there.",
     )
-    guard: GuardConfig = Field(default=GuardConfig(), description="How `vla-rl robot-guard` guards it.")
+    guard: GuardConfig = Field(default=GuardConfig(), description="How `vla-rl robot guard` guards it.")
     safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
     model: ModelConfig | None = Field(
         default=None, description="The robot's URDF or MJCF, for joint limits and to keep it out of collisions."

@@ -63,7 +63,7 @@ class EpisodeServices(Config):
 
 
 class GuardConfig(FiniteConfig):
-    """How `vla-rl robot-guard` and a guarded deploy find each other, and when the guard brakes."""
+    """How `vla-rl robot guard` and a guarded deploy find each other, and when the guard brakes."""
 
     required: bool = Field(default=False, description="Deploy always drives through the guard, as with --guarded.")
     timeout: float | None = Field(

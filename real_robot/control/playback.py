@@ -1,6 +1,6 @@
 """Synchronous playback of action chunks, one after the other: as the simulators' evaluation does, and simple servers.
 
-For simulators that wait (`vla-rl sim-robot lockstep=true`), comparisons and fast policies; robots use
+For simulators that wait (`vla-rl robot sim lockstep=true`), comparisons and fast policies; robots use
 `execution.ChunkExecutor`. While a chunk is computed nothing is sent. With an `InferenceThread` the loop ticks on
 meanwhile, so that a stop brakes at once.
 """

@@ -196,7 +196,7 @@ class Shutdown:
             self._phase = CLOSING
         except CutShortError:
             recordings.pop_all()
-            self.say("the recording was cut short: `vla-rl finish-recording` makes a dataset of its whole episodes")
+            self.say("the recording was cut short: `vla-rl import` makes a dataset of its whole episodes")
         finally:
             self._phase = CLOSING
             if self._lines is not None:

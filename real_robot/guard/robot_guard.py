@@ -1,4 +1,4 @@
-"""`vla-rl robot-guard`: a small process beside the robot's driver, which stands in for deploy where that dies.
+"""`vla-rl robot guard`: a small process beside the robot's driver, which stands in for deploy where that dies.
 
 Deploy publishes each action topic under another name (`SUFFIX`). The guard forwards what comes there to the
 driver's own topics, within the contract's limits, and brakes when nothing comes any more: whatever became of deploy,
@@ -189,7 +189,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
                 f"transport {contract.transport.kind}: no other process can be reached through it, so nothing can be "
                 "guarded; see docs/safety.md for what such a robot does when deploy dies"
             )
-        lock = claim(contract, transport, "robot-guard", shutdown.say, stack)
+        lock = claim(contract, transport, "robot guard", shutdown.say, stack)
         assert lock is not None, "a graph has a lock"
         robot = TopicRobot(seen, transport)
         robot.is_silent = lambda: lock.is_silent

@@ -38,8 +38,8 @@ from real_robot.transports.messages import Message, String
 from real_robot.types import FiniteConfig, RobotObservation
 
 TOPIC = "/vla_rl/drivers"  # std_msgs/String, JSON
-Role = Literal["deploy", "guarded deploy", "robot-guard"]
-TOGETHER = {"guarded deploy", "robot-guard"}  # the only two that may have one robot
+Role = Literal["deploy", "guarded deploy", "robot guard"]
+TOGETHER = {"guarded deploy", "robot guard"}  # the only two that may have one robot
 _log = logging.getLogger(__name__)
 SUFFIX = "/guarded"  # of each action topic, for the commands to the guard
 PERIOD = 0.2  # seconds between two words
@@ -74,7 +74,7 @@ class Lease(FiniteConfig):
     def describe(self) -> str:
         """Who this is, for people."""
         since = datetime.datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        return f"vla-rl {self.role.split()[-1]} on {self.host}, process {self.pid}, since {since}"
+        return f"vla-rl {self.role.removeprefix("guarded ")} on {self.host}, process {self.pid}, since {since}"
 
 
 def new_lease(role: Role, robot: str, topics: Iterable[str]) -> Lease:
@@ -108,7 +108,7 @@ def claim_host(graph: str, lease: Lease) -> ExitStack | None:
 
     The system's own names of sockets (Linux; elsewhere nothing is claimed): no graph has to find anybody for it.
     """
-    parts = {"deploy": "dc", "robot-guard": "d", "guarded deploy": "c"}[lease.role]  # the driver's topics, commands
+    parts = {"deploy": "dc", "robot guard": "d", "guarded deploy": "c"}[lease.role]  # the driver's topics, commands
     with ExitStack() as stack:
         for name in [f"{graph} {part} {topic}" for topic in lease.topics for part in parts]:
             claimed = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -249,7 +249,7 @@ class RobotLock:
                 self._news.wait(PERIOD / 2)
 
     def _hint(self, holder: Lease) -> str:
-        is_guarded = holder.role == "robot-guard" and self._lease.role == "deploy"
+        is_guarded = holder.role == "robot guard" and self._lease.role == "deploy"
         return ", or give --guarded to drive through it" if is_guarded else ""
 
     def _trouble(self, rivals: list[Lease]) -> str:
@@ -258,7 +258,7 @@ class RobotLock:
             return f"claimed at the same time by {undecided[0].describe()}"
         if self._needs_guard():
             return (
-                "no vla-rl robot-guard of these topics is heard; start `vla-rl robot-guard` with this contract beside "
+                "no vla-rl robot guard of these topics is heard; start `vla-rl robot guard` with this contract beside "
                 "the robot's driver, or leave --guarded out"
             )
         members = self._transport.other_publishers(TOPIC) or []
@@ -277,7 +277,7 @@ class RobotLock:
     def _needs_guard(self) -> bool:
         if self._lease.role != "guarded deploy":
             return False
-        guards = [lease for lease in self._alive() if lease.role == "robot-guard" and lease.is_of(self._lease)]
+        guards = [lease for lease in self._alive() if lease.role == "robot guard" and lease.is_of(self._lease)]
         return not any(guard.state == "holds" for guard in guards)
 
     # --- while it is held -------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class Recording:
         if {key: found.get(key) for key in self._settings} != self._settings:
             raise RecordingError(
                 f"{self.staging} holds a recording of {found.get('robot')} at {found.get('rate')} Hz that was not "
-                "finished; finish it (`vla-rl finish-recording`), or record into another folder"
+                "finished; finish it (`vla-rl import`), or record into another folder"
             )
         self._features = found.get("features")
 

@@ -1,4 +1,4 @@
-"""Scripted evaluation episodes on `vla-rl sim-robot`: solved, failed, or void, which says nothing about the policy."""
+"""Scripted evaluation episodes on `vla-rl robot sim`: solved, failed, or void, which says nothing about the policy."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Deployment:
             return self.graph.start("sim", "tests/real_robot/transports/ros/rclpy_robot.py", str(self.trace))
         scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
         where = [f"trace={self.trace}", "--master", self.graph.master.uri]
-        return self.graph.cli("sim", "sim-robot", *scene, *self.sim_options, *where)
+        return self.graph.cli("sim", "robot", "sim", *scene, *self.sim_options, *where)
 
     def start_server(self) -> Child:
         return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behavior)

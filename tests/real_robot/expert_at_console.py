@@ -16,7 +16,7 @@ MOVED = 0.01  # meters
 
 
 class ExpertAtConsole(Browser):
-    """In control of the console; `observer` see a `vla-rl sim-robot` with `publish_expert=true`."""
+    """In control of the console; `observer` see a `vla-rl robot sim` with `publish_expert=true`."""
 
     def __init__(self, served: Served, observer: SceneObserver) -> None:
         super().__init__(served)

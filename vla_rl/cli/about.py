@@ -1,14 +1,34 @@
-"""Commands about what is installed and configured: `list`, `config`, `doctor` and `bench`."""
+"""Commands about what is installed and configured: `list`, `config` and `doctor`."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, load
+from real_robot.contract.load import is_contract, load_contract, shipped_contracts
+from real_robot.doctor.robot_check import check_robot
+from vla_rl.cli.options import Overrides, recipe_names
+from vla_rl.cli.running import load
+from vla_rl.common.checks import report
+from vla_rl.common.errors import ConfigError
+from vla_rl.config import (
+    KINDS,
+    apply_overrides,
+    build_component,
+    dump_yaml,
+    find_recipe,
+    read_yaml,
+    recipes_folder,
+    resolve_kind,
+)
+from vla_rl.data.health import check_datasets
+from vla_rl.recipe.checks import ANY
+from vla_rl.recipe.schema import recipe_schema
+from vla_rl.workflows.doctor import check_recipe, read_recipe, run_checks
 
 
 class Listing(StrEnum):
@@ -24,43 +44,10 @@ class Listing(StrEnum):
 _SECTIONS = {Listing.envs: "env", Listing.policies: "policy", Listing.algos: "algo"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add this file's commands to the program."""
-    # No help option of click's: behind WHAT, --help belongs to the benchmark; `bench` answers it where there is none.
-    passes_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
-    app.command(context_settings=passes_on)(bench)
-    app.command(name="list")(list_things)
-    app.command()(doctor)
-    config = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
-    config.command("show")(config_show)
-    config.command("schema")(config_schema)
-    app.add_typer(config, name="config")
+app = typer.Typer()
 
 
-def bench(
-    context: typer.Context,
-    what: Annotated[
-        str,
-        typer.Argument(metavar="WHAT", help="env: steps/s; imagination: frames/s; gpu: a GPU."),
-    ] = "env",
-) -> None:
-    """Measure speed on this machine. Further arguments go to the benchmark: `vla-rl bench env --help` lists its own."""
-    if what in ("-h", "--help"):
-        typer.echo(context.get_help())
-        return
-    if what == "env":
-        from sim.bench import main
-    elif what == "imagination":
-        from world_model.imagination.bench import main
-    elif what == "gpu":
-        from vla_rl.workflows.gpu_bench.command import main
-    else:
-        from vla_rl.config import ConfigError
-
-        raise ConfigError(f"bench: got {what!r}, allowed: env, imagination, gpu")
-    raise typer.Exit(main(context.args))
-
-
+@app.command("list")
 def list_things(
     what: Annotated[Listing, typer.Argument(help="What to list.")],
     options: Annotated[
@@ -86,16 +73,12 @@ def list_things(
 
 
 def _recipes() -> list[tuple[str, str]]:
-    from vla_rl.config import read_yaml, recipes_folder
-
     return [
         (path.stem, str(read_yaml(path).get("description", ""))) for path in sorted(recipes_folder().glob("*.yaml"))
     ]
 
 
 def _kinds(section: str) -> list[tuple[str, str]]:
-    from vla_rl.config import KINDS, ConfigError, resolve_kind
-
     rows = []
     for kind in KINDS[section]:
         try:
@@ -107,9 +90,6 @@ def _kinds(section: str) -> list[tuple[str, str]]:
 
 
 def _tasks(options: list[str]) -> list[tuple[str, str]]:
-    from vla_rl.config import KINDS, ConfigError, apply_overrides, build_component, find_recipe
-    from vla_rl.recipe.checks import ANY
-
     name, *overrides = options
     try:
         is_recipe = name not in KINDS["env"] and bool(find_recipe(name))
@@ -124,6 +104,7 @@ def _tasks(options: list[str]) -> list[tuple[str, str]]:
     return [(spec.labels[task], task) for task in spec.tasks] if spec.labels else list(spec.tasks.items())
 
 
+@app.command()
 def doctor(
     name: Annotated[
         str | None,
@@ -143,22 +124,12 @@ def doctor(
 
     Of a robot (a contract, or the name of a shipped one) it listens and looks around; it never sends a command.
     """
-    from real_robot.contract.load import is_contract, load_contract
-    from vla_rl.common.checks import report
-
     if dataset:
-        from vla_rl.config import ConfigError
-        from vla_rl.data.health import check_datasets
-
         if name is not None:
             raise ConfigError(f"doctor: got {name} and --dataset; look at one after the other")
         raise typer.Exit(report(check_datasets(dataset), as_json))
     if name is not None and is_contract(name):
-        from real_robot.doctor.robot_check import check_robot
-
         raise typer.Exit(report(check_robot(load_contract(name, overrides or ()), seconds, connect), as_json))
-    from vla_rl.workflows.doctor import check_recipe, read_recipe, run_checks
-
     if name is None:
         raise typer.Exit(report(run_checks(), as_json))
     _check_is_recipe(name)
@@ -171,9 +142,6 @@ def _check_is_recipe(name: str) -> None:
     Raises:
         ConfigError: it is none, nor anything else that `doctor` looks at, all of which the message names.
     """
-    from real_robot.contract.load import shipped_contracts
-    from vla_rl.config import ConfigError, find_recipe
-
     try:
         find_recipe(name)
     except ConfigError as error:
@@ -184,18 +152,21 @@ def _check_is_recipe(name: str) -> None:
         ) from None
 
 
-def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Print the resolved recipe as YAML, every default included."""
-    from vla_rl.config import dump_yaml
-    from vla_rl.recipe.checks import ANY
-
-    typer.echo(dump_yaml(load(recipe, overrides, ANY, runs=False)), nl=False)
-
-
-def config_schema() -> None:
-    """Print the JSON schema of recipes, for editors."""
-    import json
-
-    from vla_rl.recipe.schema import recipe_schema
-
-    typer.echo(json.dumps(recipe_schema(), indent=1))
+@app.command()
+def config(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="A YAML file or a shipped recipe.", autocompletion=recipe_names),
+    ] = None,
+    overrides: Overrides = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of all recipes, for editors.")
+    ] = False,
+) -> None:
+    """Print a resolved recipe as YAML, every default included; or the JSON schema of recipes."""
+    if schema == (recipe is not None):
+        raise ConfigError("config: give a RECIPE (`vla-rl list recipes`), or --schema")
+    if recipe is None:
+        typer.echo(json.dumps(recipe_schema(), indent=1))
+    else:
+        typer.echo(dump_yaml(load(recipe, overrides, ANY, runs=False)), nl=False)

@@ -1,6 +1,6 @@
-"""The program: its groups of commands, and how errors and Ctrl-C end it.
+"""The program: its commands, each in a file that is imported when it is asked for; how errors and Ctrl-C end it.
 
-Nothing heavy is imported before a command runs, so that `vla-rl --help` answers at once.
+So that `vla-rl --help` answers at once, and these files import what they run as any other does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,25 +16,9 @@ import typer
 from typer.core import TyperGroup
 
 from vla_rl import __version__
-from vla_rl.cli import (
-    about,
-    calibrate,
-    checkpoints,
-    evaluation,
-    failure,
-    hub,
-    importing,
-    loop,
-    plan,
-    rac,
-    reward,
-    robot,
-    serve,
-    training,
-    world_model,
-)
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from vla_rl.common.errors import ConfigError, check_packages
+from vla_rl.distributed.process_group import check_command
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
@@ -42,7 +27,11 @@ OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 class _Group(TyperGroup):
     """Turns what a person can mend into one message, and Ctrl-C into its usual exit code."""
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # Its base names a private class.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and loaded(name), rest
+
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -94,20 +83,75 @@ def _global_options(
     ] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
-    from vla_rl.distributed.process_group import num_launched
-
-    if num_launched() > 1:
-        from vla_rl.distributed.launched import check_command
-
-        check_command(context.invoked_subcommand)
+    check_command(context.invoked_subcommand)
 
 
-GROUPS = (
-    *(training, evaluation, loop, about, plan, checkpoints, importing),
-    *(serve, robot, calibrate, rac, world_model, failure, reward, hub),
-)
-for group in GROUPS:
-    group.register(app)
+# Every command, or group of them: the file that has it, and a line of the program's own help.
+COMMANDS = {
+    "demo": ("loop", "The whole loop on the built-in tabletop, in minutes, with a report."),
+    "train": ("training", "Post-train a policy by reinforcement learning."),
+    "sft": ("training", "Train a policy by behavior cloning on demonstrations."),
+    "offline": ("training", "Improve a policy from logged episodes alone."),
+    "online": ("training", "Improve a frozen policy by a critic of its episodes."),
+    "rac": ("training", "Rounds of corrections by a scripted person, and training."),
+    "hil": ("training", "Improve a policy with a person beside it."),
+    "loop": ("loop", "Rounds of real episodes, a world model, RL in imagination."),
+    "sweep": ("loop", "Train with every combination of some options' values."),
+    "ablate": ("loop", "A recipe and its negative controls, several seeds each."),
+    "eval": ("evaluation", "Measure success per task, with intervals."),
+    "compare": ("evaluation", "Is B better than A? Paired on initial states."),
+    "report": ("checkpoints", "Write a run's report.html."),
+    "status": ("checkpoints", "Say where a run is, and what its rollouts lost."),
+    "collect": ("evaluation", "Record an expert's or a policy's episodes as a dataset."),
+    "import": ("importing", "Make a dataset of LIBERO's, RLDS, bags, videos and CSV."),
+    "inspect": ("checkpoints", "Say what a checkpoint is, and what RL can do with it."),
+    "merge": ("checkpoints", "Merge LoRA adapters into their base, and verify it."),
+    "push": ("checkpoints", "Upload a policy or a dataset to the Hugging Face Hub."),
+    "world-model": ("world_model", "Fit a world model, and measure how far to trust it."),
+    "reward": ("reward", "Learn a reward from episodes with known outcomes."),
+    "failure": ("failure", "Notice that a policy is about to fail."),
+    "serve": ("deploy", "Serve a policy to robots."),
+    "deploy": ("deploy", "Drive a robot by a served policy, behind a supervisor."),
+    "robot": ("robot", "Beside a robot: its guard, a simulated one, ROS."),
+    "calibrate": ("calibrate", "Where a robot's camera is, its lens, the workspace."),
+    "hub": ("hub", "Several robots, one person: a queue for help."),
+    "list": ("about", "List recipes, environments, policies, algorithms, tasks."),
+    "config": ("about", "Print a resolved recipe, or the JSON schema of recipes."),
+    "doctor": ("about", "What this machine, a recipe, robot or dataset lacks."),
+    "plan": ("plan", "Simulate a run on more GPUs, from what its stages cost."),
+    "memory": ("plan", "The memory that a training run will need of each GPU."),
+    "bench": ("plan", "Measure speed: simulators, imagination, a GPU."),
+}
+# Packages that are installed with an extra of ours alone.
+EXTRAS = {"websockets": "robot", "rosbags": "ros"}
+
+
+def loaded(name: str) -> Any:
+    """Return a command or group of `COMMANDS`, of its file, which is imported.
+
+    Raises:
+        ConfigError: a package that it needs is not installed.
+    """
+    try:
+        group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        extra = f"vla-rl[{EXTRAS[error.name]}]"
+        raise ConfigError(f"{name}: {error.name} is not installed. Run: pip install '{extra}'") from error
+    return group.commands.get(name, group)
+
+
+def program() -> Any:
+    """Return the program with every command, all of their files imported."""
+    whole = typer.main.get_command(app)
+    assert isinstance(whole, TyperGroup)
+    whole.commands = {name: loaded(name) for name in COMMANDS}
+    return whole
+
+
+for _name, (_, _line) in COMMANDS.items():
+    app.command(_name, help=_line)(lambda: None)
 
 
 def main() -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from real_robot.calibration.collect import LiveArm, collect_bags, collect_live, pose_reader
+from real_robot.calibration.intrinsics import BoardConfig
+from real_robot.calibration.run import camera_file, hand_eye_file, print_board, workspace_text
+from real_robot.calibration.workspace import collect_corners, workspace_of
+from real_robot.contract.load import load_contract
 from vla_rl.cli.options import say
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import apply_overrides, validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,35 +35,24 @@ Link = Annotated[str, typer.Option(help="Compute the pose of this link from join
 Override = Annotated[list[str] | None, typer.Option("--override", help="key=value on the contract.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
-    group = typer.Typer(no_args_is_help=True, help="Where a robot's camera is, its lens, and the box it may move in.")
-    group.command()(board)
-    group.command()(collect)
-    group.command()(camera)
-    group.command(name="hand-eye")(hand_eye)
-    group.command()(workspace)
-    app.add_typer(group, name="calibrate")
+app = typer.Typer(no_args_is_help=True, help="Where a robot's camera is, its lens, and the box it may move in.")
 
 
 def _board(settings: list[str] | None) -> BoardConfig:
-    from real_robot.calibration.intrinsics import BoardConfig
-    from vla_rl.config import apply_overrides, validate
-
     return validate(BoardConfig, apply_overrides({}, settings or ()), prefix="board")
 
 
+@app.command()
 def board(
     output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("board.png"),
     settings: BoardSettings = None,
     dots_per_inch: Annotated[int, typer.Option("--dpi", min=72, max=1200, help="The printer's resolution.")] = 300,
 ) -> None:
     """Draw a ChArUco board to print."""
-    from real_robot.calibration.run import print_board
-
     typer.echo(print_board(_board(settings), output, dots_per_inch))
 
 
+@app.command()
 def collect(
     robot: Robot,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where pictures and poses go; they are added.")],
@@ -70,8 +66,6 @@ def collect(
     overrides: Override = None,
 ) -> None:
     """Take pairs of a picture and the gripper's pose: a person moves the arm, and says when it stands."""
-    from real_robot.calibration.collect import collect_bags, collect_live
-
     reader = _reader(robot, camera, pose, link, overrides)
     if bags:
         taken = collect_bags(reader, camera, bags, folder, _board(settings), say)
@@ -81,16 +75,16 @@ def collect(
     typer.echo(f"{folder}: {taken} pairs taken")
 
 
+@app.command()
 def camera(
     folder: Pairs,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("intrinsics.yaml"),
 ) -> None:
     """Find what the camera's lens does, from pictures of the board."""
-    from real_robot.calibration.run import camera_file
-
     _tell(camera_file(folder, output), output)
 
 
+@app.command("hand-eye")
 def hand_eye(
     folder: Pairs,
     mount: Annotated[
@@ -104,11 +98,10 @@ def hand_eye(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("hand_eye.yaml"),
 ) -> None:
     """Find where the camera is, with the error on pairs that were left out."""
-    from real_robot.calibration.run import hand_eye_file
-
     _tell(hand_eye_file(folder, mount, intrinsics, output), output)
 
 
+@app.command()
 def workspace(
     robot: Robot,
     pose: PoseTopic = "",
@@ -118,11 +111,6 @@ def workspace(
     overrides: Override = None,
 ) -> None:
     """Make the contract's safety.workspace from corners that a person moves the arm to."""
-    from real_robot.calibration.run import workspace_text
-    from real_robot.calibration.workspace import collect_corners, workspace_of
-    from real_robot.contract.load import load_contract
-    from vla_rl.common.atomic import write_text_atomic
-
     with _live(_reader(robot, "", pose, link, overrides)) as arm:
         corners = collect_corners(arm, input, say)
     text = workspace_text(workspace_of(load_contract(robot, overrides or ()), corners, margin))
@@ -132,16 +120,11 @@ def workspace(
 
 
 def _reader(robot: str, camera: str, pose: str, link: str, overrides: list[str] | None) -> PoseReader:
-    from real_robot.calibration.collect import pose_reader
-    from real_robot.contract.load import load_contract
-
     return pose_reader(load_contract(robot, overrides or ()), camera, pose, link)
 
 
 @contextmanager
 def _live(reader: PoseReader) -> Iterator[LiveArm]:
-    from real_robot.calibration.collect import LiveArm
-
     transport = reader.contract.transport.open()
     try:
         yield LiveArm(reader, transport)

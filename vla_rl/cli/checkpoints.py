@@ -1,14 +1,25 @@
-"""Commands about checkpoints: `inspect`, `merge`, `memory` and `push`. Heavy imports wait until one runs."""
+"""Commands about what a run wrote: `report`, `status`, `inspect`, `merge` and `push`."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, check_writable, load, say
+from vla_rl.cli.options import check_writable, say
+from vla_rl.common.errors import ConfigError
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_status import read_status
+from vla_rl.policies.base import describing_folder
+from vla_rl.policies.inspect import describe
+from vla_rl.report.report import write_report
+from vla_rl.report.status import status_lines
+from vla_rl.workflows.push import push as run_push
+
+app = typer.Typer()
 
 
 class StorageDtype(StrEnum):
@@ -19,6 +30,7 @@ class StorageDtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+@app.command()
 def inspect(
     path: Annotated[
         str,
@@ -32,13 +44,11 @@ def inspect(
 
     Of a checkpoint on the hub, the weights are not downloaded, and the line names its commit.
     """
-    from vla_rl.policies.base import describing_folder
-    from vla_rl.policies.inspect import describe
-
     with describing_folder(path) as (folder, name):
         typer.echo(describe(folder).text(name))
 
 
+@app.command()
 def merge(
     adapters: Annotated[Path, typer.Argument(metavar="ADAPTERS", help="A folder of LoRA adapters (PEFT's format).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The merged checkpoint's folder; must not exist.")],
@@ -65,20 +75,7 @@ def merge(
     typer.echo(report.text())
 
 
-def memory(
-    recipe: RecipeName,
-    overrides: Overrides = None,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
-    ] = 1,
-) -> None:
-    """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
-    from vla_rl.recipe.checks import ANY
-    from vla_rl.training.memory import estimate
-
-    typer.echo(estimate(load(recipe, overrides, ANY, runs=False), processes).text())
-
-
+@app.command()
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder, or a LeRobotDataset's.")],
     name: Annotated[str, typer.Argument(metavar="ORGANIZATION/NAME", help="On the Hub; made where it is not there.")],
@@ -87,14 +84,31 @@ def push(
     card: Annotated[bool, typer.Option("--card", help="Upload nothing; print the card.")] = False,
 ) -> None:
     """Upload a run's policy or a dataset to the Hugging Face Hub, with a card made from the run's own figures."""
-    from vla_rl.workflows.push import push as run_push
-
     typer.echo(run_push(folder, name, private=not public, license_name=license_name, card_only=card, show=say))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(inspect)
-    app.command()(merge)
-    app.command()(memory)
-    app.command()(push)
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
+    title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
+) -> None:
+    """Write a run's report.html anew: during the run, after it, or of one that was stopped."""
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
+    with suppress(ConfigError):  # Of a status that cannot be read the page tells.
+        if (status := read_status(run.status)) is not None and status.text():
+            typer.echo(status.text())
+    typer.echo(f"report: {write_report(folder, title)}")
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
+) -> None:
+    """Say where a run is, what it is busy with, and what its rollouts lost and redid."""
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
+    for line in status_lines(run):
+        typer.echo(line)

@@ -1,24 +1,54 @@
-"""Commands that say how good a policy is: `eval`, `compare`, `report` and `status`."""
+"""Commands that run a policy's episodes, or compare them: `collect`, `eval`, `compare`."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, joined, load, say
+from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, say, stopped
+from vla_rl.cli.running import joined, load
+from vla_rl.common.errors import ConfigError
+from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.common.tables import print_table
+from vla_rl.config import apply_overrides, validate
+from vla_rl.evaluation.compare import compare as compare_evaluations
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.sequential_compare import SequentialConfig
+from vla_rl.recipe.checks import ANY, COLLECT, EVAL
+from vla_rl.rollout.recording_plan import CollectConfig
+from vla_rl.workflows.collect import collect as run_collect
+from vla_rl.workflows.evaluate_policy import base_and_final, compare_policies, find_evaluation, save_comparison
+from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
+from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
+from vla_rl.workflows.suites import evaluate_suites, suite_recipes
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add this file's commands to the program."""
-    app.command(name="eval")(evaluate)
-    app.command()(compare)
-    app.command()(report)
-    app.command()(status)
+@app.command()
+def collect(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The dataset's folder (collect.dataset).")
+    ] = None,
+) -> None:
+    """Write a LeRobotDataset: the scripted expert's demonstrations, or a policy's episodes."""
+    check_writable(output)
+    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])], COLLECT)
+    config = loaded.collect or CollectConfig.model_validate({})
+    try:
+        summary = run_collect(loaded, config, say)
+    except KeyboardInterrupt:
+        raise stopped("Finished episodes are kept; the same command resumes there.") from None
+    typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
+    for task, rate in summary["success_rate"].items():
+        typer.echo(f"  {task}: {100 * rate:.0f} % success")
 
 
+@app.command("eval")
 def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -36,13 +66,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.common.tables import print_table
-    from vla_rl.config import ConfigError
-    from vla_rl.recipe.checks import EVAL
-    from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
-    from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
-
     if not name or name.startswith(".") or "/" in name:
         raise ConfigError(
             f"--name: got {name!r}; it names files: give a word, such as policy, without '/' or a first dot"
@@ -75,11 +98,6 @@ def evaluate(
 
 
 def _evaluate_suites(recipe: str, overrides: list[str] | None, output: Path | None, name: str, suites: str) -> None:
-    from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.common.tables import print_table
-    from vla_rl.recipe.checks import ANY
-    from vla_rl.workflows.suites import evaluate_suites, suite_recipes
-
     loaded = load(recipe, overrides, ANY)
     recipes = suite_recipes(loaded, suites)
     again = output is not None and RunFolder(output).exists
@@ -91,6 +109,7 @@ def _evaluate_suites(recipe: str, overrides: list[str] | None, output: Path | No
         typer.echo(f"written: {run.suites}, .md and .tex\nreport: {run.report}")
 
 
+@app.command()
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A run's folder, or an evaluation's JSON file.")],
     b: Annotated[
@@ -110,12 +129,6 @@ def compare(
     if recipe is not None:
         _compare_by_running(recipe, a, b, overrides or [], output)
         return
-    from vla_rl.common.tables import print_table
-    from vla_rl.config import ConfigError
-    from vla_rl.evaluation.compare import compare as compare_evaluations
-    from vla_rl.evaluation.results import Evaluation
-    from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation
-
     if overrides:
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
     first, second = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
@@ -127,46 +140,7 @@ def compare(
         comparison.save(output)
 
 
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
-    title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
-) -> None:
-    """Write a run's report.html anew: during the run, after it, or of one that was stopped."""
-    from vla_rl.common.run_folder import RunFolder
-    from vla_rl.common.run_status import read_status
-    from vla_rl.config import ConfigError
-    from vla_rl.report.report import write_report
-
-    run = RunFolder(folder)
-    if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
-    with suppress(ConfigError):  # Of a status that cannot be read the page tells.
-        if (status := read_status(run.status)) is not None and status.text():
-            typer.echo(status.text())
-    typer.echo(f"report: {write_report(folder, title)}")
-
-
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
-) -> None:
-    """Say where a run is, what it is busy with, and what its rollouts lost and redid."""
-    from vla_rl.common.run_folder import RunFolder
-    from vla_rl.config import ConfigError
-    from vla_rl.report.status import status_lines
-
-    run = RunFolder(folder)
-    if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
-    for line in status_lines(run):
-        typer.echo(line)
-
-
 def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str], output: Path | None) -> None:
-    from vla_rl.config import ConfigError, apply_overrides, validate
-    from vla_rl.evaluation.sequential_compare import SequentialConfig
-    from vla_rl.recipe.checks import ANY
-    from vla_rl.workflows.evaluate_policy import compare_policies, save_comparison
-
     if b is None:
         raise ConfigError("compare: --recipe runs two policies; give both folders, A and B")
     own = [text for text in overrides if text.startswith("compare.")]

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, run, say
+from real_robot.operator.console.access import ConsoleConfig
+from real_robot.operator.hub.hub_log import read_log, shares
+from real_robot.operator.hub.hub_server import load_hub, run_hub
+from real_robot.serving.network import read_token
+from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, say
+from vla_rl.cli.running import run
+from vla_rl.config import validate
+
+app = typer.Typer(no_args_is_help=True, help="Several robots, one person: a queue of requests for help.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
-    group = typer.Typer(no_args_is_help=True, help="Several robots, one person: a queue of requests for help.")
-    group.command()(serve)
-    group.command()(report)
-    group.command()(measure)
-    app.add_typer(group, name="hub")
-
-
+@app.command()
 def serve(
     file: Annotated[Path | None, typer.Argument(metavar="[HUB.yaml]", help="Robots and how they are reached.")] = None,
     robot: Annotated[
@@ -39,11 +39,6 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="Write who helped whom and when here, a JSON line each.")] = None,
 ) -> None:
     """One page for the consoles of several robots: who asks for help, in which order, and a person with one of them."""
-    from real_robot.operator.console.access import ConsoleConfig
-    from real_robot.operator.hub.hub_server import load_hub, run_hub
-    from real_robot.serving.network import read_token
-    from vla_rl.config import validate
-
     values = {
         "host": host,
         "port": port,
@@ -56,10 +51,9 @@ def serve(
     run_hub(load_hub(file, robot or ()), validate(ConsoleConfig, values, prefix="hub"), log, say)
 
 
+@app.command()
 def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub serve --log` has written.")]) -> None:
     """The person's share of time, requests and waiting times of a hub's log."""
-    from real_robot.operator.hub.hub_log import read_log, shares
-
     found = shares(read_log(log))
     typer.echo(f"time: {found.seconds:.0f} s, the person with a robot: {100 * found.person:.1f} %")
     typer.echo(f"requests: {found.requests}, of these helped: {found.served}")
@@ -68,13 +62,14 @@ def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub se
         typer.echo(f"  with {robot}: {seconds:.0f} s")
 
 
+@app.command()
 def measure(
     recipe: OwnRecipe = None,
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = False,
     processes: Annotated[
-        bool, typer.Option("--processes", help="Run sim-robot, deploy, serve and hub as programs, in real time.")
+        bool, typer.Option("--processes", help="Run robot sim, deploy, serve and hub as programs, in real time.")
     ] = False,
 ) -> None:
     """In a simulator, with a scripted person: success, waiting and the person's share of time by number of robots."""

@@ -1,136 +1,193 @@
-"""Commands that make a LeRobotDataset of data in others' formats: `import-libero`, `import-rlds`, `import-folder`."""
+"""`vla-rl import`: data in others' formats, or a recording that was cut off, into a LeRobotDataset."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
+from real_robot.operator.recording_folder import finish
 from vla_rl.cli.options import check_writable, say
-
-Dataset = Annotated[Path, typer.Option("--output", "-o", help="The dataset's folder; must not exist.")]
-
-
-class Gripper(StrEnum):
-    """What the last number of others' actions means."""
-
-    as_is = "as_is"
-    one_opens = "one_opens"
-    one_closes = "one_closes"
+from vla_rl.common.errors import ConfigError
+from vla_rl.data.lerobot_io import RECORDING_SETTINGS, staging_folder
+from vla_rl.data.libero_hdf5 import import_libero
+from vla_rl.data.plain_folder import import_folder
+from vla_rl.data.rlds import RldsOptions, import_rlds, versions
 
 
-class LastStep(StrEnum):
-    """What the last step of an RLDS episode holds."""
+class Format(StrEnum):
+    """What a source is."""
 
-    action = "action"
-    observation = "observation"
-
-
-class Success(StrEnum):
-    """Which episodes of an RLDS dataset succeeded."""
-
-    reward = "reward"
-    all = "all"
+    libero = "libero"
+    rlds = "rlds"
+    folder = "folder"
+    bags = "bags"
+    recording = "recording"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this file's commands to the program."""
-    app.command(name="import-libero")(import_libero)
-    app.command(name="import-rlds")(import_rlds)
-    app.command(name="import-folder")(import_folder)
+# What each is, and by what it is recognized.
+FORMATS = {
+    Format.libero: "LIBERO's demonstrations (.hdf5)",
+    Format.rlds: "an RLDS dataset (features.json)",
+    Format.folder: "videos and CSV (dataset.yaml, episodes/)",
+    Format.bags: "a robot's bags (.mcap, .bag, rosbag2)",
+    Format.recording: "a recording that was cut off (.NAME.recording beside it)",
+}
+# The options that only one of them has.
+OPTIONS = {
+    Format.libero: ("keep_pauses",),
+    Format.rlds: (
+        *("fps", "camera", "state", "action", "language", "gripper", "rotate", "last_step", "success", "split"),
+        "episodes",
+    ),
+    Format.bags: ("robot", "instruction", "failures"),
+}
+Cameras = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=FEATURE", help="rlds: a picture below observation, and its name here; none: all."),
+]
+State = Annotated[
+    list[str] | None, typer.Option(metavar="FEATURE", help="rlds: of the state, in order; none: observation/state.")
+]
+Action = Annotated[
+    list[str] | None, typer.Option(metavar="FEATURE", help="rlds: of the action, in order; none: action.")
+]
+Language = Annotated[str, typer.Option(metavar="FEATURE", help="rlds: the instruction; by default it is found.")]
+Gripper = Annotated[
+    Literal["as_is", "one_opens", "one_closes"],
+    typer.Option(help="rlds: as_is, or for 0..1: one_opens, one_closes; becomes -1 open, 1 closed."),
+]
+Rotate = Annotated[list[str] | None, typer.Option(metavar="NAME", help="rlds: a camera that is upside down.")]
+LastStep = Annotated[
+    Literal["action", "observation"],
+    typer.Option(help="rlds: action: the last step has one to learn from; observation: only what was seen."),
+]
+Success = Annotated[
+    Literal["reward", "all"], typer.Option(help="rlds: reward: success where it is positive; all: each episode.")
+]
+Rate = Annotated[int, typer.Option(min=0, help="rlds: control steps a second; 0: 20 for LIBERO's, else it is asked.")]
+Robot = Annotated[str, typer.Option(metavar="ROBOT", help="bags: a contract (YAML), or the name of a shipped one.")]
 
 
-def import_libero(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="LIBERO's demonstrations, TASK_demo.hdf5.")],
-    output: Dataset,
+app = typer.Typer()
+
+
+@app.command("import")
+def import_data(
+    context: typer.Context,
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE...", help="Files, or a folder; of a recording its dataset's folder.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The dataset's folder; must not exist. A recording has one.")
+    ] = None,
+    form: Annotated[Format | None, typer.Option("--format", help="By default it is recognized.")] = None,
     keep_pauses: Annotated[
-        bool, typer.Option("--keep-pauses", help="Keep steps in which nothing is commanded.")
+        bool, typer.Option("--keep-pauses", help="libero: keep steps in which nothing is commanded.")
     ] = False,
+    robot: Robot = "",
+    instruction: Annotated[str, typer.Option(help="bags: what the robot was asked to do.")] = "",
+    failures: Annotated[bool, typer.Option("--failures", help="bags: these recordings show failures.")] = False,
+    fps: Rate = 0,
+    camera: Cameras = None,
+    state: State = None,
+    action: Action = None,
+    language: Language = "",
+    gripper: Gripper = "as_is",
+    rotate: Rotate = None,
+    last_step: LastStep = "action",
+    success: Success = "reward",
+    split: Annotated[str, typer.Option(help="rlds: which of the dataset's splits.")] = "train",
+    episodes: Annotated[int, typer.Option(min=0, help="rlds: at most so many; 0: all.")] = 0,
 ) -> None:
-    """LIBERO's published demonstrations into a LeRobotDataset, each action beside what was seen before it."""
-    from vla_rl.data.libero_hdf5 import import_libero as run_import
+    """Make a LeRobotDataset of LIBERO's HDF5, RLDS, a robot's bags, videos and CSV, or a recording that was cut off.
 
-    _check_there(*files)
+    An option of another format than SOURCE has is refused. RLDS is read without TensorFlow.
+    """
+    form = form or _recognized(sources)
+    _check_options(context, form)
+    if form not in (Format.libero, Format.bags) and len(sources) > 1:
+        raise ConfigError(f"import: got {len(sources)} sources; of {FORMATS[form]} give one folder")
+    if form is not Format.recording and output is None:
+        raise ConfigError(f"--output: {FORMATS[form]} needs it; name the dataset's folder to make")
     check_writable(output)
-    _written(output, run_import(files, output, keep_pauses, say))
+    folder = output or sources[0]
+    done = _imported(form, sources, folder, context.params)
+    typer.echo(f"dataset: {folder}  ({done['episodes']} episodes, {done['frames']} frames)")
 
 
-def import_rlds(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With features.json and the tfrecord files.")],
-    output: Dataset,
-    fps: Annotated[int, typer.Option(min=0, help="Control steps a second; 0: 20 for LIBERO's, else it is asked.")] = 0,
-    camera: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FEATURE", help="A picture below observation, and its name here; none: all there."),
-    ] = None,
-    state: Annotated[
-        list[str] | None, typer.Option(metavar="FEATURE", help="Of the state, in order; none: observation/state.")
-    ] = None,
-    action: Annotated[
-        list[str] | None, typer.Option(metavar="FEATURE", help="Of the action, in order; none: action.")
-    ] = None,
-    instruction: Annotated[str, typer.Option(metavar="FEATURE", help="The text; by default it is found.")] = "",
-    gripper: Annotated[
-        Gripper, typer.Option(help="as_is, or for 0..1: one_opens, one_closes; becomes -1 open, 1 closed.")
-    ] = Gripper.as_is,
-    rotate: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A camera that is upside down.")] = None,
-    last_step: Annotated[
-        LastStep, typer.Option(help="action: the last step has one to learn from; observation: only what was seen.")
-    ] = LastStep.action,
-    success: Annotated[
-        Success, typer.Option(help="reward: success where it is positive; all: each episode.")
-    ] = Success.reward,
-    split: Annotated[str, typer.Option(help="Which of the dataset's splits.")] = "train",
-    episodes: Annotated[int, typer.Option(min=0, help="At most so many; 0: all.")] = 0,
-) -> None:
-    """An RLDS dataset (OpenVLA's modified_libero_rlds, Open X) into a LeRobotDataset; needs no TensorFlow."""
-    from vla_rl.data.rlds import RldsOptions
-    from vla_rl.data.rlds import import_rlds as run_import
+def _imported(form: Format, sources: Sequence[Path], output: Path, given: Mapping[str, Any]) -> dict[str, int]:
+    if form is Format.recording:
+        return finish(output)
+    if form is Format.libero:
+        return import_libero(sources, output, given["keep_pauses"], say)
+    if form is Format.folder:
+        return import_folder(sources[0], output, say)
+    if form is Format.bags:
+        return _import_bags(sources, output, given["robot"], given["instruction"], not given["failures"])
+    several = {name: tuple(given[name] or ()) for name in ("state", "action", "rotate")}
+    one = {name: given[name] for name in ("fps", "language", "gripper", "last_step", "success", "split", "episodes")}
+    options = RldsOptions(cameras=_cameras(given["camera"] or ()), **several, **one)
+    return import_rlds(sources[0], output, options, say)
 
-    _check_there(folder)
-    check_writable(output)
-    options = RldsOptions(
-        fps=fps,
-        cameras=_cameras(camera or ()),
-        state=tuple(state or ()),
-        action=tuple(action or ()),
-        instruction=instruction,
-        gripper=gripper.value,
-        rotate=tuple(rotate or ()),
-        last_step=last_step.value,
-        success=success.value,
-        split=split,
-        episodes=episodes,
+
+def _recognized(sources: Sequence[Path]) -> Format:
+    """
+    Raises:
+        ConfigError: a source is not there, has none of the forms, or another than the first.
+    """
+    (first, form), *others = [(source, _form(source)) for source in sources]
+    for other, its in others:
+        if its is not form:
+            raise ConfigError(f"import: {first} is {FORMATS[form]}, {other} {FORMATS[its]}; import one after the other")
+    return form
+
+
+def _form(source: Path) -> Format:
+    if (staging_folder(source) / RECORDING_SETTINGS).is_file():
+        return Format.recording
+    if source.suffix in (".hdf5", ".h5") and source.exists():
+        return Format.libero
+    if (source.suffix in (".mcap", ".bag") and source.exists()) or (source / "metadata.yaml").is_file():
+        return Format.bags
+    if (source / "dataset.yaml").is_file() or (source / "episodes").is_dir():
+        return Format.folder
+    if versions(source):
+        return Format.rlds
+    known = "; ".join(FORMATS.values())
+    raise ConfigError(
+        f"{source}: is none of these: {known}. --format says which it is"
+        if source.exists()
+        else f"{source}: no such file or folder, nor a recording that was cut off; import takes: {known}"
     )
-    _written(output, run_import(folder, output, options, say))
 
 
-def import_folder(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With dataset.yaml and episodes/000, 001, ...")],
-    output: Dataset,
-) -> None:
-    """Folders of videos and CSV, one an episode, into a LeRobotDataset."""
-    from vla_rl.data.plain_folder import import_folder as run_import
+def _check_options(context: typer.Context, form: Format) -> None:
+    """
+    Raises:
+        ConfigError: an option was given that this format has not.
+    """
+    for owner, names in OPTIONS.items():
+        for name in names if owner is not form else ():
+            if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+                own = ", ".join(map(_flag, OPTIONS.get(form, ()))) or "none"
+                raise ConfigError(
+                    f"{_flag(name)}: is of {FORMATS[owner]}, and this is {FORMATS[form]}, whose own options are: "
+                    f"{own}. Leave it out, or name the form by --format"
+                )
+    if form is Format.recording and context.params["output"] is not None:
+        raise ConfigError("--output: a recording becomes the dataset that it was begun as; leave --output out")
 
-    _check_there(folder)
-    check_writable(output)
-    _written(output, run_import(folder, output, say))
 
-
-def _check_there(*paths: Path) -> None:
-    from vla_rl.config import ConfigError
-
-    if absent := [str(path) for path in paths if not path.exists()]:
-        raise ConfigError(f"{', '.join(absent)}: no such file or folder")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, str]:
     """Name of a camera -> its feature, of NAME=FEATURE."""
-    from vla_rl.config import ConfigError
-
     cameras: dict[str, str] = {}
     for text in texts:
         name, found, feature = text.partition("=")
@@ -141,5 +198,14 @@ def _cameras(texts: Sequence[str]) -> dict[str, str]:
     return cameras
 
 
-def _written(output: Path, done: dict[str, int]) -> None:
-    typer.echo(f"dataset: {output}  ({done['episodes']} episodes, {done['frames']} frames)")
+def _import_bags(bags: Sequence[Path], output: Path, robot: str, instruction: str, success: bool) -> dict[str, int]:
+    from real_robot.contract.load import load_contract
+
+    if not (robot and instruction):
+        raise ConfigError("import: a robot's bags need --robot (its contract) and --instruction (what it was asked)")
+    contract = load_contract(robot)
+    try:
+        from real_robot.bridge.bags import import_bags
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"import: {error.name} is not installed. Run: pip install 'vla-rl[ros]'") from error
+    return import_bags(contract, bags, output, instruction, success, say)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from vla_rl.cli.options import (
     PROGRAM,
@@ -17,21 +18,22 @@ from vla_rl.cli.options import (
     RayAddress,
     RecipeName,
     Resume,
-    cluster_of,
-    load,
-    run,
     stopped,
 )
+from vla_rl.cli.running import cluster_of, load, run
+from vla_rl.common.errors import ConfigError
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.tables import print_table
+from vla_rl.recipe.checks import TRAIN
+from vla_rl.workflows.ablate import ablate as run_ablation
+from vla_rl.workflows.demo import demo as run_demo
+from vla_rl.workflows.sweep import RESULT_FILE
+from vla_rl.workflows.sweep import sweep as run_sweep
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add this file's commands to the program."""
-    app.command()(ablate)
-    app.command()(demo)
-    app.command()(loop)
-    app.command()(sweep)
-
-
+@app.command()
 def ablate(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -45,11 +47,6 @@ def ablate(
     ] = None,
 ) -> None:
     """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
-    from vla_rl.common.run_folder import RunFolder
-    from vla_rl.common.tables import print_table
-    from vla_rl.recipe.checks import TRAIN
-    from vla_rl.workflows.ablate import ablate as run_ablation
-
     loaded = load(recipe, overrides, TRAIN)
     folder = output or Path("runs") / f"{loaded.name}-ablation"
     own = range(loaded.seed, loaded.seed + seeds)
@@ -64,17 +61,17 @@ def ablate(
     typer.echo(f"written: {RunFolder(folder).ablation}")
 
 
+@app.command()
 def demo(
     overrides: Overrides = None,
     output: Output = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Policy and (weaker) world model anew.")] = False,
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
-    from vla_rl.workflows.demo import demo as run_demo
-
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
 
 
+@app.command()
 def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
     from vla_rl.workflows.loop.closed_loop import loop_run
@@ -82,6 +79,7 @@ def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output =
     run(loop_run(PROGRAM), recipe, overrides, output, resume)
 
 
+@app.command()
 def sweep(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -97,13 +95,6 @@ def sweep(
     ] = None,
 ) -> None:
     """Train with every combination of some options' values, and put the runs' success into one table."""
-    from rich.console import Console
-
-    from vla_rl.config import ConfigError
-    from vla_rl.recipe.checks import TRAIN
-    from vla_rl.workflows.sweep import RESULT_FILE
-    from vla_rl.workflows.sweep import sweep as run_sweep
-
     if not over:
         raise ConfigError(
             "--over: none given; name an option and its values, for example --over algo.optim.lr=1e-4,3e-4"

@@ -1,4 +1,4 @@
-"""The command `plan`."""
+"""What a run will need, and how fast this machine is: `plan`, `memory` and `bench`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, check_writable, load, say
+from vla_rl.cli.options import Overrides, RecipeName, check_writable, say
+from vla_rl.cli.running import load
+from vla_rl.common.errors import ConfigError
+from vla_rl.recipe.checks import ANY, PLAN
+from vla_rl.training.memory import estimate
+from vla_rl.workflows.plan.command import run
+from vla_rl.workflows.plan.plan import Machines
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add this file's command to the program."""
-    app.command()(plan)
-
-
+@app.command()
 def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -52,10 +56,6 @@ def plan(
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """
-    from vla_rl.recipe.checks import PLAN
-    from vla_rl.workflows.plan.command import run
-    from vla_rl.workflows.plan.plan import Machines
-
     check_writable(output)
     loaded = load(recipe, overrides, PLAN, runs=False)
     own = getattr(loaded.env, "num_workers", 0)
@@ -72,3 +72,42 @@ def plan(
         as_json=as_json,
         say=say,
     )
+
+
+@app.command()
+def memory(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
+    ] = 1,
+) -> None:
+    """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
+    typer.echo(estimate(load(recipe, overrides, ANY, runs=False), processes).text())
+
+
+# No help option of click's: behind WHAT, --help belongs to the benchmark; `bench` answers it where there is none.
+PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+
+
+@app.command(context_settings=PASSES_ON)
+def bench(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="env: steps/s; imagination: frames/s; gpu: a GPU."),
+    ] = "env",
+) -> None:
+    """Measure speed on this machine. Further arguments go to the benchmark: `vla-rl bench env --help` lists its own."""
+    if what in ("-h", "--help"):
+        typer.echo(context.get_help())
+        return
+    if what == "env":
+        from sim.bench import main
+    elif what == "imagination":
+        from world_model.imagination.bench import main
+    elif what == "gpu":
+        from vla_rl.workflows.gpu_bench.command import main
+    else:
+        raise ConfigError(f"bench: got {what!r}, allowed: env, imagination, gpu")
+    raise typer.Exit(main(context.args))

@@ -19,32 +19,33 @@ from vla_rl.cli.options import (
     RecipeName,
     Resume,
     check_writable,
-    cluster_of,
-    load,
-    run,
     say,
 )
+from vla_rl.cli.running import cluster_of, load, run
+from vla_rl.common.errors import ConfigError
+from vla_rl.data.keyframes import KeyframeSet
+from vla_rl.recipe.checks import FIT, STUDY
+from vla_rl.workflows.imagination.fit_world_model import RUN
+from vla_rl.workflows.imagination.measure_trust import measure_world_model
+from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
+from vla_rl.workflows.imagination.policy_ranking import rank_policies
+from vla_rl.workflows.imagination.show_styles import show_styles
+from vla_rl.workflows.imagination.trust_study import TABLE
+from vla_rl.workflows.imagination.trust_study import study as run_study
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
-    group = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
-    group.command()(fit)
-    group.command(name="eval")(evaluate)
-    for command in (keyframes, rank, study, styles):
-        group.command()(command)
-    app.add_typer(group, name="world-model")
+app = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
 
 
+@app.command()
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
-    from vla_rl.workflows.imagination.fit_world_model import RUN
-
     run(RUN, recipe, overrides, output, resume)
 
 
+@app.command("eval")
 def evaluate(
     recipe: RecipeName,
     world_model: WorldModelFolder,
@@ -68,9 +69,6 @@ def evaluate(
     overrides: Overrides = None,
 ) -> None:
     """Measure how far a world model can be trusted: trust.json and trust.html."""
-    from vla_rl.recipe.checks import FIT
-    from vla_rl.workflows.imagination.measure_trust import measure_world_model
-
     styles = _styles(style or ())
     check_writable(output)
     loaded, data = load(recipe, overrides, FIT), (held_out, policy or (), train or ())
@@ -79,7 +77,6 @@ def evaluate(
 
 
 def _styles(texts: Sequence[str]) -> dict[str, Path]:
-    from vla_rl.config import ConfigError
 
     found: dict[str, Path] = {}
     for text in texts:
@@ -92,6 +89,7 @@ def _styles(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+@app.command()
 def keyframes(
     recipe: RecipeName,
     world_model: WorldModelFolder,
@@ -100,10 +98,6 @@ def keyframes(
     overrides: Overrides = None,
 ) -> None:
     """Mine real episodes for the moments that decide them, from which imagined episodes can start."""
-    from vla_rl.data.keyframes import KeyframeSet
-    from vla_rl.recipe.checks import FIT
-    from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
-
     check_writable(output)
     file = mine_keyframes(load(recipe, overrides, FIT), Path(world_model), dataset, output)
     mined = KeyframeSet.load(file)
@@ -112,6 +106,7 @@ def keyframes(
     typer.echo(f"use: sampling.keyframes={file} sampling.keyframe_share=0.3")
 
 
+@app.command()
 def rank(
     recipe: RecipeName,
     world_model: WorldModelFolder,
@@ -120,14 +115,12 @@ def rank(
     overrides: Overrides = None,
 ) -> None:
     """Rank policies by their success in imagination, and say how far the simulator agrees."""
-    from vla_rl.recipe.checks import FIT
-    from vla_rl.workflows.imagination.policy_ranking import rank_policies
-
     check_writable(output)
     found = rank_policies(load(recipe, overrides, FIT), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
 
 
+@app.command()
 def study(
     recipe: RecipeName,
     world_model: Annotated[list[str], typer.Option("--world-model", help="Its folder; 12 or more, good and bad.")],
@@ -140,10 +133,6 @@ def study(
     overrides: Overrides = None,
 ) -> None:
     """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
-    from vla_rl.recipe.checks import STUDY
-    from vla_rl.workflows.imagination.trust_study import TABLE
-    from vla_rl.workflows.imagination.trust_study import study as run_study
-
     check_writable(output)
     load(recipe, overrides, STUDY)
     found = run_study(
@@ -160,6 +149,7 @@ def study(
     typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 
+@app.command()
 def styles(
     recipe: RecipeName,
     dataset: Annotated[Path, typer.Option("--dataset", help="Episodes with segmentation (collect.structure=true).")],
@@ -169,9 +159,6 @@ def styles(
     overrides: Overrides = None,
 ) -> None:
     """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
-    from vla_rl.recipe.checks import FIT
-    from vla_rl.workflows.imagination.show_styles import show_styles
-
     check_writable(output)
     shown = show_styles(load(recipe, overrides, FIT), dataset, output, episodes, columns)
     typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

@@ -1,6 +1,6 @@
 """LIBERO's published demonstrations, one HDF5 file a task, as a LeRobotDataset such as `vla-rl collect` would write.
 
-    vla-rl import-libero libero_spatial/*.hdf5 -o datasets/libero_spatial
+    vla-rl import libero_spatial/*.hdf5 -o datasets/libero_spatial
 
 Four things are put right on the way. LIBERO's script stores what was seen *after* each action in that action's row,
 so that a policy cloned row by row learns the action before: here each action stands beside what was seen before it.
@@ -49,10 +49,10 @@ def import_libero(
         ConfigError: no files, or h5py is not installed.
     """
     if not files:
-        raise ConfigError("import-libero: name at least one HDF5 file")
+        raise ConfigError("import: name at least one HDF5 file")
     times = Counter(file.resolve() for file in files)
     if twice := [str(file) for file in files if times[file.resolve()] > 1]:
-        raise ConfigError(f"import-libero: one file is named more than once: {', '.join(twice)}. Name it once")
+        raise ConfigError(f"import: one file is named more than once: {', '.join(twice)}. Name it once")
 
     def episodes() -> Iterator[tuple[str, RecordedEpisode]]:
         for file in files:
@@ -75,7 +75,7 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
     try:
         import h5py
     except ModuleNotFoundError:
-        raise ConfigError("import-libero: h5py is not installed. Run: pip install 'vla-rl[libero]'") from None
+        raise ConfigError("import: h5py is not installed. Run: pip install 'vla-rl[libero]'") from None
     try:
         with h5py.File(file, "r") as opened:
             data: Any = opened["data"]

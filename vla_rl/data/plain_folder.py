@@ -1,6 +1,6 @@
 """Plain folders of videos and CSV, one an episode, as a LeRobotDataset.
 
-vla-rl import-folder recordings -o datasets/mine
+vla-rl import recordings -o datasets/mine
 
 recordings/dataset.yaml              what the columns mean (`FolderConfig`)
 recordings/episodes/000/data.csv     a header, then a row each control step

@@ -1,6 +1,6 @@
 """RLDS datasets as TensorFlow Datasets writes them (OpenVLA's modified_libero_rlds, Open X), read without TensorFlow.
 
-    vla-rl import-rlds modified_libero_rlds/libero_spatial_no_noops -o datasets/libero_spatial
+    vla-rl import modified_libero_rlds/libero_spatial_no_noops -o datasets/libero_spatial
 
 A folder holds dataset_info.json (splits and files), features.json (names, shapes) and NAME-SPLIT.tfrecord-I-of-N. A
 record is an episode: a tf.train.Example whose `steps/...` features hold all steps' values one after another
@@ -41,7 +41,7 @@ class RldsOptions:
             ours).
         state: features that make the state, one after another; empty: observation/state where there is one.
         action: likewise; empty: action.
-        instruction: the feature of the text; empty: the first of `INSTRUCTIONS` that is there.
+        language: the feature of the text; empty: the first of `INSTRUCTIONS` that is there.
         gripper: the last number of the action. as_is: left alone (LIBERO's is -1 open, 1 closed, as ours);
             one_opens: 1 open, 0 closed; one_closes: 0 open, 1 closed; both become -1 open, 1 closed.
         rotate: cameras whose pictures are upside down, by our name.
@@ -55,7 +55,7 @@ class RldsOptions:
     cameras: Mapping[str, str] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     action: tuple[str, ...] = ()
-    instruction: str = ""
+    language: str = ""
     gripper: Gripper = "as_is"
     rotate: tuple[str, ...] = ()
     last_step: LastStep = "action"
@@ -86,7 +86,7 @@ def import_rlds(
     seen = _Seen()
     fps = options.fps or (LIBERO_HZ if source.is_libero else 0)
     if fps <= 0:
-        raise ConfigError("import-rlds: RLDS does not say how fast a robot is controlled; give --fps (steps a second)")
+        raise ConfigError("import: RLDS does not say how fast a robot is controlled; give --fps (steps a second)")
     notes = {"source": "RLDS", "name": source.name, "split": options.split, **asdict(options)}
     done = write_episodes(seen.watched(source.episodes()), dataset, fps=fps, robot=source.name, notes=notes)
     for line in seen.remarks(options):
@@ -119,14 +119,12 @@ class RldsSource:
         has_state = bool(options.state) or "steps/observation/state" in steps
         self.state = self._named(options.state or ("observation/state",), "--state") if has_state else ()
         self.action = self._named(options.action or ("action",), "--action")
-        texts = [options.instruction] if options.instruction else [n for n in INSTRUCTIONS if f"steps/{n}" in steps]
+        texts = [options.language] if options.language else [n for n in INSTRUCTIONS if f"steps/{n}" in steps]
         if not texts:
-            raise ConfigError(
-                f"import-rlds: which feature is the instruction? Give --instruction, one of {_below(steps)}"
-            )
-        (self.instruction,) = self._named(tuple(texts[:1]), "--instruction")
+            raise ConfigError(f"import: which feature is the instruction? Give --language, one of {_below(steps)}")
+        (self.instruction,) = self._named(tuple(texts[:1]), "--language")
         if unknown := set(options.rotate) - set(self.cameras):
-            raise ConfigError(f"import-rlds: --rotate {sorted(unknown)[0]}: the cameras are {', '.join(self.cameras)}")
+            raise ConfigError(f"import: --rotate {sorted(unknown)[0]}: the cameras are {', '.join(self.cameras)}")
 
     def text(self) -> str:
         """How the dataset is read, a line."""
@@ -219,7 +217,7 @@ class RldsSource:
         if not wanted:
             raise DatasetError(f"{self.folder / FEATURES}: no color pictures below steps/observation")
         if unknown := [name for name in wanted.values() if name not in below]:
-            raise ConfigError(f"import-rlds: --camera {unknown[0]}: the pictures are {', '.join(below)}")
+            raise ConfigError(f"import: --camera {unknown[0]}: the pictures are {', '.join(below)}")
         return {camera: below[name] for camera, name in wanted.items()}
 
     def _named(self, names: tuple[str, ...], option: str) -> tuple[str, ...]:
@@ -227,16 +225,16 @@ class RldsSource:
             feature = self.features.get(f"steps/{name}")
             if feature is None:
                 there = _below(name for name in self.features if name.startswith("steps/"))
-                raise ConfigError(f"import-rlds: {option} {name}: no such feature; there are {there}")
+                raise ConfigError(f"import: {option} {name}: no such feature; there are {there}")
             if feature.get("tensor", {}).get("encoding", "none") not in ("none", "") or -1 in _dimensions(feature):
-                raise ConfigError(f"import-rlds: {option} {name}: is compressed, or of no fixed size; not supported")
+                raise ConfigError(f"import: {option} {name}: is compressed, or of no fixed size; not supported")
         return tuple(f"steps/{name}" for name in names)
 
     def _files(self, info: Mapping[str, Any]) -> list[tuple[Path, int | None]]:
         """The split's files in order, each with how many records it has."""
         splits = {str(split.get("name")): split for split in info.get("splits", ())}
         if self.options.split not in splits:
-            raise ConfigError(f"import-rlds: --split {self.options.split}: there are {', '.join(splits) or 'none'}")
+            raise ConfigError(f"import: --split {self.options.split}: there are {', '.join(splits) or 'none'}")
         if info.get("fileFormat", "tfrecord") != "tfrecord":
             raise DatasetError(f"{self.folder / INFO}: its files are {info['fileFormat']}, only tfrecord is read")
         lengths = [int(length) for length in splits[self.options.split].get("shardLengths", ())]
@@ -280,11 +278,16 @@ class _Seen:
         return lines + self.last.remarks(options.gripper, "--gripper")
 
 
+def versions(folder: Path) -> list[Path]:
+    """The folders with features.json: the given one, or those below."""
+    if (folder / FEATURES).is_file():
+        return [folder]
+    return sorted(path.parent for path in (*folder.glob(f"*/{FEATURES}"), *folder.glob(f"*/*/{FEATURES}")))
+
+
 def _version(folder: Path) -> Path:
     """The folder with features.json: the given one, or the only one below."""
-    if (folder / FEATURES).is_file():
-        return folder
-    found = sorted(path.parent for path in (*folder.glob(f"*/{FEATURES}"), *folder.glob(f"*/*/{FEATURES}")))
+    found = versions(folder)
     if len(found) == 1:
         return found[0]
     if not found:

@@ -35,9 +35,6 @@ class Launchable(Protocol):
     def distributed(self) -> DistributedConfig: ...
 
 
-_COMMANDS = ("train", "sft", "eval")
-
-
 @dataclass(frozen=True)
 class LaunchedGroup(ProcessGroup):
     """Several processes; see `ProcessGroup` for what each method promises.
@@ -176,19 +173,6 @@ def launched_group(recipe: Launchable) -> Iterator[LaunchedGroup]:
             state.destroy_process_group()
     finally:
         watch.close()
-
-
-def check_command(command: str | None) -> None:
-    """Refuse, in launched processes, commands that know nothing of others: each would do all of the work.
-
-    Raises:
-        ConfigError: naming the commands that do.
-    """
-    if command not in _COMMANDS:
-        raise ConfigError(
-            f"{command}: runs in one process, and a launcher started {num_launched()}; run it without the launcher. "
-            f"Several processes: {', '.join(_COMMANDS)}"
-        )
 
 
 def check(recipe: Launchable, size: int) -> None:

@@ -28,12 +28,26 @@ Strategy = Literal["ddp", "fsdp"]
 
 DEVICES = "auto (a GPU where torch finds one, else the CPU), cpu, cuda, cuda:N, mps"
 _DEVICE_NAMES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9][0-9]?))?")
+_COMMANDS = ("train", "sft", "eval")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
 def num_launched() -> int:
     """Processes that a launcher, such as torchrun, started together with this one; 1 without one."""
     return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in _LAUNCHED) else 1
+
+
+def check_command(command: str | None) -> None:
+    """Refuse, in launched processes, commands that know nothing of others: each would do all of the work.
+
+    Raises:
+        ConfigError: naming the commands that do.
+    """
+    if num_launched() > 1 and command not in _COMMANDS:
+        raise ConfigError(
+            f"{command}: runs in one process, and a launcher started {num_launched()}; run it without the launcher. "
+            f"Several processes: {', '.join(_COMMANDS)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Command[R: Recipe]:
 
 @dataclass(frozen=True)
 class Run[R: Recipe]:
-    """What is a kind of run's own; `vla_rl.cli.options.run` does the rest.
+    """What is a kind of run's own; `vla_rl.cli.running.run` does the rest.
 
     Attributes:
         name: as it is typed behind `vla-rl`.
@@ -82,7 +82,7 @@ def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
         wanted = command.kind.model_fields["run"].default
         raise ConfigError(
             f"run: got {recipe.run!r}, and this command is for recipes of run {wanted!r}; "
-            f"`vla-rl config show {command.example}` is one"
+            f"`vla-rl config {command.example}` is one"
         )
     for look in command.looks:
         look(recipe)

@@ -1,6 +1,6 @@
 """The JSON schema of a recipe, so that editors complete and check it.
 
-In VS Code (with its YAML extension): write the schema once, `vla-rl config schema > recipe.schema.json`,
+In VS Code (with its YAML extension): write the schema once, `vla-rl config --schema > recipe.schema.json`,
 and put `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
 """
 

@@ -1,1 +1,24 @@
 """What the commands do: each puts core, simulators, world model and robot side together."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.recipe.checks import Run
+
+# The kinds of run that train a policy, and where the work of each is.
+RUNS = {
+    "train": "vla_rl.workflows.post_train",
+    "sft": "vla_rl.workflows.clone",
+    "offline": "vla_rl.workflows.offline",
+    "online": "vla_rl.workflows.online",
+    "hil": "vla_rl.workflows.hil",
+    "rac": "vla_rl.workflows.rac",
+}
+
+
+def run_of(kind: str) -> Run[Any]:
+    """Return what makes runs of a kind; its file alone is imported."""
+    return import_module(RUNS[kind]).RUN

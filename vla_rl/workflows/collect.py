@@ -16,7 +16,7 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
     """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
     if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(
-            "collect.imagined: the recipe's env is no world model; see `vla-rl config show tabletop_imagination`"
+            "collect.imagined: the recipe's env is no world model; see `vla-rl config tabletop_imagination`"
         )
     env_config = recipe.env if config.imagined else recipe.acting_env
     policy, version = None, "expert"

@@ -144,7 +144,7 @@ def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_h
 
 def _section(recipe: FailureRecipe) -> FailureConfig:
     if not isinstance(recipe.failure, FailureConfig):
-        raise ConfigError("failure: the recipe has none of kind 'conformal'; see `vla-rl config show tabletop_failure`")
+        raise ConfigError("failure: the recipe has none of kind 'conformal'; see `vla-rl config tabletop_failure`")
     return recipe.failure
 
 

@@ -1,6 +1,6 @@
 """`vla-rl hub measure --processes`: the hub's figures from the real programs, each a process, in real time.
 
-For each number of robots: as many ROS masters, `vla-rl sim-robot` and `vla-rl deploy` with the failure detector, one
+For each number of robots: as many ROS masters, `vla-rl robot sim` and `vla-rl deploy` with the failure detector, one
 `vla-rl serve`, one `vla-rl hub serve`, and a scripted person at the hub's socket
 (`real_robot/operator/hub/scripted_person.py`). What is counted is what the programs themselves have written: the hub's
 log and each deploy's `--results`. A row is run in pieces; each finished piece is kept, so that `--resume` goes on.
@@ -184,7 +184,7 @@ def _sim(recipe: HubRecipe, processes: HubProcesses, master: str) -> list[str]:
     env = config.model_dump(mode="json", exclude_defaults=True) | {"kind": config.kind, "steps_after_success": 0}
     env["horizons"] = dict.fromkeys(config.env_spec().tasks, ENDLESS)
     told = [f"env={json.dumps(env)}", f"speed={processes.speed}", "publish_expert=true", "image_format=png"]
-    return ["sim-robot", *told, "--master", master]
+    return ["robot", "sim", *told, "--master", master]
 
 
 def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str]:

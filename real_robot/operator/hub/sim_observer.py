@@ -1,4 +1,4 @@
-"""What a scripted person observes of one `vla-rl sim-robot`, and how it resets its scene: a process on its ROS graph.
+"""What a scripted person observes of one `vla-rl robot sim`, and how it resets its scene: a process on its ROS graph.
 
     python -m real_robot.operator.hub.sim_observer MASTER
 

@@ -1,6 +1,6 @@
 """ROS 1's Python packages from Debian, unpacked beside the virtual environment. Needs no root and no ROS.
 
-`vla-rl ros install` and `scripts/setup.sh dev` run this; `python -m real_robot.transports.ros.install` does the same.
+`vla-rl robot install` and `scripts/setup.sh dev` run this; `python -m real_robot.transports.ros.install` does the same.
 The packages are pure Python (rospy, rosmaster, actionlib and message classes), 0.5 MB to download, 4 MB on disk.
 """
 
@@ -61,7 +61,7 @@ def enable() -> None:
     if not is_installed():
         raise RosInstallError(
             f"rospy is not installed: nothing on Python's path, nothing in {ros_folder()}. "
-            "Run `vla-rl ros install` (Debian or Ubuntu, no root needed), or source your ROS installation"
+            "Run `vla-rl robot install` (Debian or Ubuntu, no root needed), or source your ROS installation"
         )
     sys.path.append(str(python_path()))
 

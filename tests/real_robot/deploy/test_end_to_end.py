@@ -1,4 +1,4 @@
-"""Four processes on a real ROS 1 graph: master, `vla-rl serve`, `vla-rl sim-robot`, `vla-rl deploy`.
+"""Four processes on a real ROS 1 graph: master, `vla-rl serve`, `vla-rl robot sim`, `vla-rl deploy`.
 
 The shipped policy must solve tabletop episodes as often as in the simulator directly, on the same initial states.
 """
@@ -53,7 +53,7 @@ def over_ros(graph: RosGraph, sim: list[str], deploy: list[str]) -> list[tuple[b
     """(success, steps) of the same episodes over the graph."""
     port, results = free_port(), graph.folder / "results.json"
     graph.cli("server", "serve", POLICY, "--port", str(port))
-    graph.cli("sim", "sim-robot", *sim, "--master", graph.master.uri)
+    graph.cli("sim", "robot", "sim", *sim, "--master", graph.master.uri)
     child = graph.cli(
         *("deploy", "deploy", "sim_robot", f"transport.master={graph.master.uri}", *deploy),
         *("--server", f"127.0.0.1:{port}", "--wait", str(4 * PATIENCE), "--log", str(graph.folder / "ticks.jsonl")),

@@ -17,7 +17,7 @@ from real_robot.transports.messages import JointState
 
 DRIVERS = yaml.safe_load((ROOT / "tests/real_robot/driver_graphs.yaml").read_text())
 PLAYED_ELSEWHERE = {
-    "sim_robot": "vla-rl sim-robot itself, in test_end_to_end.py",
+    "sim_robot": "vla-rl robot sim itself, in test_end_to_end.py",
     "so101": "LeRobot's class on simulated servos, in test_so101.py",
     "trossen_lerobot": "names alone, below: Trossen's plugin is not at hand",
 }

@@ -149,7 +149,7 @@ def graph(tmp_path: Path) -> Iterator[RosGraph]:
 def start(graph: RosGraph, detector: Path, sim: list[str], *options: str) -> Child:
     port = free_port()
     graph.cli("server", "serve", POLICY, "--port", str(port))
-    graph.cli("sim", "sim-robot", *sim, "--master", graph.master.uri)
+    graph.cli("sim", "robot", "sim", *sim, "--master", graph.master.uri)
     slow = ["rate=5", "observation.max_age=2", "safety.observation_timeout=2", "safety.command_timeout=2", "silence=60"]
     return graph.cli(
         *("deploy", "deploy", "sim_robot", f"transport.master={graph.master.uri}", *slow),

@@ -166,7 +166,7 @@ def test_recordings_of_the_robot_make_a_detector_that_knows_its_failures(graph: 
     graph.cli("server", "serve", POLICY, "--port", str(port))
     # All episodes are equally long, so that none is told from the others by that.
     lockstep = ["lockstep=true", "image_format=png", "env.steps_after_success=100"]
-    graph.cli("sim", "sim-robot", *lockstep, "--master", graph.master.uri)
+    graph.cli("sim", "robot", "sim", *lockstep, "--master", graph.master.uri)
     numbers = {"train": 60, "validation": 50}
     for split, num in numbers.items():
         outcomes = deploy(graph, port, split, num, "--record", str(graph.folder / f"recorded_{split}"))

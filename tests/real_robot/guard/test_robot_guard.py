@@ -1,4 +1,4 @@
-"""`vla-rl robot-guard` on a real ROS 1 graph: deploy dies, hangs or runs wild, and the robot stands.
+"""`vla-rl robot guard` on a real ROS 1 graph: deploy dies, hangs or runs wild, and the robot stands.
 
 The simulated robot is a driver that follows its last twist for ever here.
 """
@@ -53,7 +53,7 @@ class Guarded(Deployment):
         if "--guarded" in self.options:
             overrides = [*self.transport(), f"rate={RATE}", "observation.max_age=0.5", "safety.observation_timeout=0.5"]
             overrides += self.overrides
-            self.guard = self.graph.cli("guard", "robot-guard", self.contract, *overrides)
+            self.guard = self.graph.cli("guard", "robot", "guard", self.contract, *overrides)
         return super().start_server()
 
     def check_limits(self) -> None:
@@ -169,7 +169,7 @@ def test_deploy_without_the_guard_is_refused_while_it_is_there(robot: Guarded) -
     robot.graph.children.remove(second)
     try:
         assert second.process.wait(60) == 2
-        assert "by vla-rl robot-guard on" in second.output() and "give --guarded" in second.output()
+        assert "by vla-rl robot guard on" in second.output() and "give --guarded" in second.output()
     finally:
         second.kill()
 

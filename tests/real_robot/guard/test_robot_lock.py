@@ -127,7 +127,7 @@ def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(bus:
 
 
 @pytest.mark.parametrize("virtual", range(10), indirect=True)
-@pytest.mark.parametrize("roles", [("deploy", "deploy"), ("robot-guard", "deploy")], ids=" and ".join)
+@pytest.mark.parametrize("roles", [("deploy", "deploy"), ("robot guard", "deploy")], ids=" and ".join)
 def test_pairs_that_find_each_other_after_five_seconds(bus: Bus, roles: tuple[Role, Role]) -> None:
     """Ten pairs a test, one after the other or at once."""
     virtual, bus.discovery = bus.virtual, 5.0
@@ -157,11 +157,11 @@ def test_robots_with_no_topic_in_common_are_two(bus: Bus) -> None:
 
 
 def test_a_guard_goes_with_a_guarded_deploy_alone(bus: Bus) -> None:
-    with pytest.raises(TransportError, match="no vla-rl robot-guard of these topics"):
+    with pytest.raises(TransportError, match="no vla-rl robot guard of these topics"):
         lock(bus, "guarded deploy").acquire()
-    guard = lock(bus, "robot-guard")
+    guard = lock(bus, "robot guard")
     guard.acquire()
-    with pytest.raises(RobotBusyError, match=r"vla-rl robot-guard on .* give --guarded"):
+    with pytest.raises(RobotBusyError, match=r"vla-rl robot guard on .* give --guarded"):
         lock(bus).acquire()
     driver = lock(bus, "guarded deploy")
     driver.acquire()
@@ -190,7 +190,7 @@ def test_another_publisher_must_be_named_in_the_contract(bus: Bus) -> None:
 
 
 def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does(bus: Bus) -> None:
-    guard, driver = lock(bus, "robot-guard"), lock(bus, "guarded deploy")
+    guard, driver = lock(bus, "robot guard"), lock(bus, "guarded deploy")
     guard.acquire()
     driver.acquire()
 
@@ -209,7 +209,7 @@ def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does(bus: Bus) -
     late.close()
     act(guard, OperatorCommand(reset="Ann"))
     command = driver.poll(None)
-    assert command.reset is not None and command.reset.startswith("reset, at vla-rl robot-guard on")
+    assert command.reset is not None and command.reset.startswith("reset, at vla-rl robot guard on")
     act(driver, command)
     assert guard.poll(None) == OperatorCommand()
     guard.close()
@@ -259,13 +259,13 @@ def test_one_process_of_a_machine_has_a_robot_whatever_the_graph_knows() -> None
             got.close()
         return got is not None
 
-    guard = claimed("robot-guard", "/twist", "/gripper")
-    assert guard is not None and not is_free("robot-guard", "/twist") and not is_free("deploy", "/gripper")
+    guard = claimed("robot guard", "/twist", "/gripper")
+    assert guard is not None and not is_free("robot guard", "/twist") and not is_free("deploy", "/gripper")
     assert is_free("deploy", "/other") and claimed("deploy", "/twist", graph="another one") is not None
     driver = claimed("guarded deploy", "/twist", "/gripper")
     assert driver is not None and not is_free("guarded deploy", "/twist", "/more")
     guard.close()
-    assert is_free("robot-guard", "/twist") and not is_free("deploy", "/twist")
+    assert is_free("robot guard", "/twist") and not is_free("deploy", "/twist")
     driver.close()
     assert is_free("deploy", "/twist", "/gripper")
 

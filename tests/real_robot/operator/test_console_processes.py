@@ -50,7 +50,7 @@ class Deployment:
         server, self.port = free_port(), free_port()
         scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
         master = self.graph.master.uri
-        self.graph.cli("sim", "sim-robot", *scene, f"trace={self.trace}", "--master", master)
+        self.graph.cli("sim", "robot", "sim", *scene, f"trace={self.trace}", "--master", master)
         self.graph.start("server", "tests/real_robot/light_server.py", str(server), "normal")
         self.record = folder / "dataset"
         self.deploy = self.graph.cli(

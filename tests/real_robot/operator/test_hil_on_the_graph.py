@@ -66,7 +66,7 @@ class Loop:
         self.published = self.run / "published"
         self.ended: list[Ended] = []
         master = self.graph.master.uri
-        self.graph.cli("sim", "sim-robot", "publish_expert=true", "speed=0.5", "--master", master)
+        self.graph.cli("sim", "robot", "sim", "publish_expert=true", "speed=0.5", "--master", master)
         where = ("--port", str(self.server_port), "--device", "cpu")
         self.server = self.graph.cli("server", "serve", str(self.published), "--follow", *where)
         self.learner = self.learn(*LEARNER, f"hil.recordings={self.recordings}")

@@ -150,7 +150,7 @@ def test_a_torn_recording_gets_a_message_and_the_rest_can_be_saved(tmp_path: Pat
     with pytest.raises(DatasetError, match=r"shard_00001.*damaged.*move the folder away"):
         finish(folder)
     assert not folder.exists()
-    said = CliRunner().invoke(app, ["finish-recording", str(folder)])
+    said = CliRunner().invoke(app, ["import", str(folder)])
     assert said.exit_code == 2 and "shard_00001" in said.output and "Traceback" not in said.output
     torn.rename(tmp_path / "torn")
     assert finish(folder) == {"episodes": 1, "frames": 3}

@@ -49,7 +49,7 @@ class TryOut:
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
 
     def start(self, *options: str, policy: tuple[str, ...] = (), sim: tuple[str, ...] = ()) -> None:
-        """`vla-rl sim-robot`, `serve` (or a light server that behaves so), and `deploy`."""
+        """`vla-rl robot sim`, `serve` (or a light server that behaves so), and `deploy`."""
         self.sim = self.start_sim(*sim)
         if policy:
             self.graph.start("server", "tests/real_robot/light_server.py", str(self.server), *policy)
@@ -62,7 +62,7 @@ class TryOut:
 
     def start_sim(self, *options: str) -> Child:
         own = ["speed=0.5", f"trace={self.trace}", "--master", self.graph.master.uri]
-        return self.graph.cli("sim", "sim-robot", *options, *own)
+        return self.graph.cli("sim", "robot", "sim", *options, *own)
 
     def browser(self) -> Browser:
         until(lambda: self.deploy.says("console: http://"), "the console", 500)
@@ -187,4 +187,4 @@ def test_a_service_that_is_not_there_leaves_the_robot_to_the_person(try_out: Try
 def test_an_unknown_task_is_an_error_that_names_those_there_are(try_out: TryOut) -> None:
     sim = try_out.start_sim("task=fold_towel")
     assert sim.process.wait(120) != 0
-    assert "sim-robot.task: got 'fold_towel', allowed: push_to_zone, pick_place" in sim.output()
+    assert "sim.task: got 'fold_towel', allowed: push_to_zone, pick_place" in sim.output()

@@ -97,10 +97,10 @@ def test_what_deploy_cannot_use_of_it_is_told(arguments: list[str], message: str
 
 
 def test_the_examples_of_sim_robots_help_are_options_of_it() -> None:
-    result = CliRunner().invoke(app, ["sim-robot", "--help"], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(app, ["robot", "sim", "--help"], env={"COLUMNS": "400"})
     examples = re.findall(r"\b[a-z_.]+=\S+", result.output.split("for example", 1)[1].splitlines()[0])
     assert len(examples) > 1
-    validate(SimRobotConfig, apply_overrides({}, examples), prefix="sim-robot")
+    validate(SimRobotConfig, apply_overrides({}, examples), prefix="sim")
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_episodes_through_the_bridge_go_as_without_it(tmp_path: Path) -> None:
     try:
         server, port = free_port(), free_port()
         graph.cli("server", "serve", POLICY, "--port", str(server))
-        graph.cli("sim", "sim-robot", "lockstep=true", "image_format=png", "--master", graph.master.uri)
+        graph.cli("sim", "robot", "sim", "lockstep=true", "image_format=png", "--master", graph.master.uri)
         start_bridge(graph, port)
         bridged = outcomes(graph, "bridged", server, through(port))
         direct = outcomes(graph, "direct", server, f"transport.master={graph.master.uri}")

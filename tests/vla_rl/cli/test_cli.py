@@ -28,8 +28,7 @@ COMMANDS = (
     "bench",
     "doctor",
     "list",
-    "config show",
-    "config schema",
+    "config",
     "loop",
     "plan",
     "world-model keyframes",
@@ -88,13 +87,12 @@ def test_each_benchmark_shows_its_own_options(
 
 
 def test_no_help_text_is_eaten_as_markup() -> None:
-    import typer.main
     from rich.text import Text
 
     def parameters(command: Any) -> list[Any]:
         return [*command.params, *(p for inner in getattr(command, "commands", {}).values() for p in parameters(inner))]
 
-    texts = [p.help for p in parameters(typer.main.get_command(cli.app)) if getattr(p, "help", None)]
+    texts = [p.help for p in parameters(cli.program()) if getattr(p, "help", None)]
     assert len(texts) > 50
     assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
@@ -106,21 +104,33 @@ def test_no_help_text_is_eaten_as_markup() -> None:
     ("arguments", "message"),
     [
         (["train", "nosuch"], "recipe not found: nosuch"),
-        (["config", "show", "{recipe}", "lr"], "override 'lr': expected key=value"),
-        (["config", "show", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
-        (["config", "show", "{recipe}", "seed=x"], "seed: got 'x'"),
-        (["config", "show", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
+        (["config", "{recipe}", "lr"], "override 'lr': expected key=value"),
+        (["config", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
+        (["config", "{recipe}", "seed=x"], "seed: got 'x'"),
+        (["config", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
         (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
         (["doctor", "nosuch"], "doctor also takes a robot: the file of its contract, or one that ships"),
-        (["config", "show", "{recipe}", "device=gpu"], "device: got 'gpu', allowed: auto"),
-        (["config", "show", "{recipe}", "device=cuda:x"], "device: got 'cuda:x', allowed: auto"),
+        (["config", "{recipe}", "device=gpu"], "device: got 'gpu', allowed: auto"),
+        (["config", "{recipe}", "device=cuda:x"], "device: got 'cuda:x', allowed: auto"),
         (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
-        (["import-libero", "nosuch/*.hdf5", "-o", "{tmp}/out"], "nosuch/*.hdf5: no such file or folder"),
-        (["import-rlds", "nosuch", "-o", "{tmp}/out"], "nosuch: no such file or folder"),
-        (["import-folder", "nosuch", "-o", "{tmp}/out"], "nosuch: no such file or folder"),
+        (["import", "nosuch/*.hdf5", "-o", "{tmp}/out"], "nosuch/*.hdf5: no such file or folder"),
+        (["import", "nosuch", "-o", "{tmp}/out"], "import takes: LIBERO's demonstrations (.hdf5); an RLDS"),
+        (["import", "{tmp}", "-o", "{tmp}/out"], "is none of these: LIBERO's"),
+        (["import", "{tmp}/a.mcap"], "a.mcap: no such file"),
+        (
+            ["import", "{recipe}", "--format", "bags", "-o", "{tmp}/out"],
+            "need --robot (its contract) and --instruction",
+        ),
+        (["import", "{recipe}", "--format", "folder"], "--output: videos and CSV (dataset.yaml, episodes/) needs it"),
+        (["import", "a", "--format", "recording", "-o", "b"], "--output: a recording becomes the dataset that it was"),
+        (
+            ["import", "a", "--format", "libero", "--fps", "5"],
+            "--fps: is of an RLDS dataset (features.json), and this is",
+        ),
+        (["import", "a", "b", "--format", "rlds", "-o", "c"], "import: got 2 sources; of an RLDS dataset"),
         (["memory", "openvla_libero_grpo", "policy.path={tmp}"], "config.json: not found. A policy folder holds"),
         (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
         (["eval", "{recipe}", "--name", "../x"], "--name: got '../x'; it names files: give a word"),
@@ -141,7 +151,7 @@ def test_a_mistake_gets_one_message_and_exit_code_2(
 
 
 def test_debug_shows_the_traceback(recipe: Path) -> None:
-    result = run("--debug", "config", "show", str(recipe), "seed=x")
+    result = run("--debug", "config", str(recipe), "seed=x")
     assert result.exit_code == 2 and "Traceback" in result.stderr and "seed: got 'x'" in result.stderr
 
 
@@ -175,7 +185,7 @@ def test_what_this_machine_lacks_is_said_before_any_work(
     assert result.stderr.startswith("error: MUJOCO_GL: got 'foo', allowed: egl, osmesa, glfw. Unset it")
     assert not output.exists()
     for device in ("auto", "cpu", "cuda", "cuda:7", "mps"):  # Nothing is run.
-        assert run("config", "show", "tabletop_grpo", f"device={device}").exit_code == 0
+        assert run("config", "tabletop_grpo", f"device={device}").exit_code == 0
 
 
 def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +307,7 @@ def test_list_names_every_kind(what: str, section: str) -> None:
 
 
 def test_list_recipes_gives_each_its_description(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
-    monkeypatch.setattr("vla_rl.config.recipes_folder", lambda: recipe.parent)
+    monkeypatch.setattr("vla_rl.cli.about.recipes_folder", lambda: recipe.parent)
     assert run("list", "recipes").output == "tiny  For tests.\n"
 
 
@@ -333,13 +343,13 @@ def test_inspect_of_a_truncated_file_is_an_error(size: int, tmp_path: Path) -> N
 
 
 def test_config_show_prints_what_loads_again(recipe: Path, tmp_path: Path) -> None:
-    shown = run("config", "show", str(recipe), "train.iterations=3", "algo.kind=grpo", "algo.optim.lr=1e-5")
+    shown = run("config", str(recipe), "train.iterations=3", "algo.kind=grpo", "algo.optim.lr=1e-5")
     assert shown.exit_code == 0, shown.stderr
     values = yaml.safe_load(shown.output)
     assert values["train"]["iterations"] == 3 and float(values["algo"]["optim"]["lr"]) == 1e-5
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(shown.output)
-    assert run("config", "show", str(resolved)).output == shown.output
+    assert run("config", str(resolved)).output == shown.output
 
 
 def shipped() -> list[Path]:
@@ -356,7 +366,7 @@ def test_every_shipped_recipe_loads_and_says_what_it_is_for(path: Path) -> None:
 
 def test_the_schema_accepts_shipped_recipes_and_refuses_wrong_ones() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    result = run("config", "schema")
+    result = run("config", "--schema")
     assert result.exit_code == 0, result.stderr
     schema = json.loads(result.output)
     validator = jsonschema.Draft202012Validator(schema)
@@ -406,7 +416,7 @@ def test_completion_is_installed_and_completes_commands_and_recipes(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("_VLA_RL_COMPLETE=complete_bash" in path.read_text() for path in written)
-    for words, expected in (("vla-rl imp", "import-rlds"), ("vla-rl train tabletop_gr", "tabletop_grpo")):
+    for words, expected in (("vla-rl imp", "import"), ("vla-rl train tabletop_gr", "tabletop_grpo")):
         asked = {"_VLA_RL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         found = subprocess.run(program, env=environment | asked, capture_output=True, text=True, check=False)
         assert expected in found.stdout.split(), found.stderr

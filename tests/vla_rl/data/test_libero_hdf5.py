@@ -152,6 +152,6 @@ def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     file = write(tmp_path, demo(), demo(1))
-    done = CliRunner().invoke(app, ["import-libero", str(file), "-o", str(tmp_path / "dataset")])
+    done = CliRunner().invoke(app, ["import", str(file), "-o", str(tmp_path / "dataset")])
     assert done.exit_code == 0 and "(2 episodes, 14 frames)" in done.stdout
     assert "open_the_box_demo.hdf5: 2 demonstrations" in done.stderr

@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_pictures_and_instructions(folder: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["import-folder", str(folder), "-o", str(tmp_path / "dataset")])
+    done = CliRunner().invoke(app, ["import", str(folder), "-o", str(tmp_path / "dataset")])
     assert done.exit_code == 0 and "(3 episodes, 12 frames)" in done.stdout, done.stderr
     assert "10: 5 steps, 'push 10'" in done.stderr
     dataset = LeRobotDataset("local/imported", root=tmp_path / "dataset")

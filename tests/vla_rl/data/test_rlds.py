@@ -87,19 +87,17 @@ def test_open_x_layout_parts_text_in_the_observation_and_no_state(tmp_path: Path
 
 
 def test_the_command_says_how_it_reads_and_what_deserves_a_look(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["import-rlds", str(LIBERO), "-o", str(tmp_path / "libero"), "--episodes", "3"])
+    done = CliRunner().invoke(app, ["import", str(LIBERO), "-o", str(tmp_path / "libero"), "--episodes", "3"])
     assert done.exit_code == 0 and "(3 episodes, 15 frames)" in done.stdout
     assert "cameras agentview = observation/image, wrist = observation/wrist_image; state" in done.stderr
     assert "2 of 3 episodes have a positive reward" in done.stderr and "gripper" not in done.stderr
-    command = ["import-rlds", str(ARM), "-o", str(tmp_path / "arm"), "--fps", "5", "--camera", "agentview=front"]
+    command = ["import", str(ARM), "-o", str(tmp_path / "arm"), "--fps", "5", "--camera", "agentview=front"]
     command += [word for name in ARM_OPTIONS["action"] for word in ("--action", name)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
     assert "the last number of the action is from 0 to 1: if that is a gripper, say --gripper" in done.stderr
     assert "tensorflow" not in sys.modules
-    done = CliRunner().invoke(
-        app, ["import-rlds", str(ARM), "-o", "never", "--camera", "a=front", "--camera", "a=side"]
-    )
+    done = CliRunner().invoke(app, ["import", str(ARM), "-o", "never", "--camera", "a=front", "--camera", "a=side"])
     assert done.exit_code != 0 and "--camera: 'a' is said to be 'front' and 'side'" in done.stderr
 
 
@@ -116,7 +114,7 @@ def test_the_command_says_how_it_reads_and_what_deserves_a_look(tmp_path: Path) 
         ),
         (LIBERO, {"rotate": ("image",)}, "--rotate image: the cameras are agentview, wrist"),
         (LIBERO, {"split": "val"}, "--split val: there are train"),
-        (LIBERO, {"instruction": "text"}, "--instruction text: no such feature"),
+        (LIBERO, {"language": "text"}, "--language text: no such feature"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path: Path, source: Path, options: dict[str, Any], message: str) -> None:

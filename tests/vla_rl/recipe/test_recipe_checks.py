@@ -38,9 +38,7 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OFFLINE, HIL = "run=offline", "run=hil"
 NO_DEMONSTRATIONS = r"sft: this recipe has none, .*name them in sft\.datasets"
-OF_ANOTHER_RUN = (
-    r"run: got 'train', and this command is for recipes of run {run!r}; `vla-rl config show {example}` is one"
-)
+OF_ANOTHER_RUN = r"run: got 'train', and this command is for recipes of run {run!r}; `vla-rl config {example}` is one"
 REFUSED = [
     ("train", ["train.group_size=1"], r"train\.group_size: got 1, but grpo compares episodes .* at least 2, or"),
     ("train", ["algo.kind=rloo", "train.group_size=1"], r"train\.group_size: got 1, but rloo"),

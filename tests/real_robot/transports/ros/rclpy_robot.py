@@ -1,4 +1,4 @@
-"""The tabletop as a node of a ROS 2 graph, on plain rclpy: python rclpy_robot.py TRACE. What `vla-rl sim-robot` is on
+"""The tabletop as a node of a ROS 2 graph, on plain rclpy: python rclpy_robot.py TRACE. What `vla-rl robot sim` is on
 ROS 1, without its services and episodes: it takes twists and gripper commands, and publishes 10 times a second."""
 
 from __future__ import annotations

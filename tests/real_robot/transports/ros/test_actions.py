@@ -176,7 +176,7 @@ def test_holds_and_stops_cancel_what_is_under_way_and_it_goes_on(scene: Scene) -
 
 def test_a_guard_gives_the_goals_and_cancels_them_when_the_loop_is_killed(scene: Scene) -> None:
     transport = f"transport={scene.transport}"
-    guard = scene.start("guard", "-m", "vla_rl.cli", "robot-guard", str(CONTRACT), transport, "guard.timeout=0.3")
+    guard = scene.start("guard", "-m", "vla_rl.cli", "robot", "guard", str(CONTRACT), transport, "guard.timeout=0.3")
     until(lambda: guard.says("forwards"), "the guard", 60)
     if scene.loop is not None:
         scene.loop.kill()

@@ -1,0 +1,97 @@
+"""Recipes as commands take them, and the runs that they make: folder, processes, Ctrl-C, what it came to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import typer
+
+from vla_rl.cli.options import say, stopped
+from vla_rl.common.errors import ConfigError
+from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.data.hub import pinned
+from vla_rl.distributed.process_group import ALONE, ProcessGroup, num_launched
+from vla_rl.recipe.checks import Command, Run, check
+from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.workflows.jobs import Cluster
+
+
+def cluster_of(address: str | None, cpus: int, gpus: float) -> Cluster | None:
+    """Where jobs run, by the options above; None: here."""
+    return Cluster(address, cpus, gpus) if address else None
+
+
+def load[R: Recipe](recipe: str, overrides: list[str] | None, command: Command[R], runs: bool = True) -> R:
+    """Return the recipe with the command line's overrides, checked for a command and for this machine.
+
+    Args:
+        runs: false where it is only looked at, which any machine can.
+    """
+    loaded = load_recipe(recipe, overrides or ())
+    if runs:
+        loaded.check_machine()
+    return check(loaded, command)
+
+
+def run[R: Recipe](
+    kind: Run[R], recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool
+) -> None:
+    """Make a run, or resume one: its recipe, datasets, folder and processes, Ctrl-C, and what it came to."""
+    loaded = load_run(recipe, overrides, output, resume, kind.command)
+    kind.look(loaded)
+    if datasets := kind.datasets(loaded):
+        loaded = pinned(loaded, say, *datasets)
+
+    def opened() -> str:
+        return str(open_run(loaded, output, resume, free=kind.free, check=kind.check_changes(loaded)))
+
+    with joined(loaded) as world:
+        folder = Path(world.broadcast_from_main(opened))
+        with resumable(kind.name, folder):
+            lines = kind.start(loaded, folder, resume, say)
+        if world.is_main:
+            typer.echo("\n".join(lines))
+
+
+def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
+    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
+
+    Raises:
+        ConfigError: the recipe has what does not work in several processes.
+    """
+    if num_launched() == 1:
+        return nullcontext(ALONE)
+    from vla_rl.distributed.launched import launched_group
+
+    return launched_group(recipe)
+
+
+def load_run[R: Recipe](
+    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: Command[R]
+) -> R:
+    """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
+    if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
+        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)
+    return load(recipe, overrides, command)
+
+
+def _of_run(folder: Path | None, resume: bool) -> str:
+    """The file of a run's own recipe; a ConfigError says that there is no run to resume."""
+    if not resume or folder is None:
+        raise ConfigError("name a RECIPE (`vla-rl list recipes`), or resume a run: --resume --output FOLDER")
+    if not RunFolder(folder).exists:
+        raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+    return str(RunFolder(folder).config)
+
+
+@contextmanager
+def resumable(command: str, folder: Path) -> Iterator[None]:
+    """On Ctrl-C, say that the run is saved and how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
+        raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None
