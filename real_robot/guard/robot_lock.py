@@ -74,7 +74,7 @@ class Lease(FiniteConfig):
     def describe(self) -> str:
         """Who this is, for people."""
         since = datetime.datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        return f"vla-rl {self.role.removeprefix("guarded ")} on {self.host}, process {self.pid}, since {since}"
+        return f"vla-rl {self.role.removeprefix('guarded ')} on {self.host}, process {self.pid}, since {since}"
 
 
 def new_lease(role: Role, robot: str, topics: Iterable[str]) -> Lease:
