@@ -236,7 +236,8 @@ class ControlLoop:
         observation = self.robot.read()
         is_new = observation is not None and observation.stamp > self._seen
         operator_command = self.operator.poll(observation)
-        if operator_command.stop is not None:  # Of a stop and a reset at one tick, the stop counts.
+        if operator_command.reset is not None and (lasts := operator_command.stop or self.robot.fault):
+            self.supervisor.refuse_reset(operator_command.reset, lasts)
             operator_command = replace(operator_command, reset=None)
         if self._obey(operator_command):
             observation, is_new = None, False  # It may be from before.

@@ -177,6 +177,12 @@ class Supervisor:
                 self._enter(State(HOLDING, "reset; no observation since"), now)
         self._deliver()
 
+    def refuse_reset(self, operator: str, reason: str) -> None:
+        """Say that a reset counts for nothing: what stopped the robot still lasts."""
+        with self._lock:
+            self._tell("reset", f"{operator}: no reset while it lasts: {reason}", self._clock())
+        self._deliver()
+
     def begin(self) -> None:
         """A new episode: the robot may have been moved since the last observation, which is forgotten."""
         with self._lock:

@@ -108,8 +108,18 @@ class Deployment:
         return max(line["time"] for line in lines if np.any(line["twist"]))
 
     def reset(self) -> None:
-        self.deploy.type("r")
-        self.await_motion()
+        """As a person does it: again, while a button's release is under way, or a server comes up."""
+        since, typed = time.monotonic(), 0.0
+
+        def moves() -> bool:
+            nonlocal typed
+            self.graph.check_alive()
+            if self.mode() == "stopped" and time.monotonic() - typed > SLACK:
+                self.deploy.type("r")
+                typed = time.monotonic()
+            return self.moves(since)
+
+        until(moves, "motion after a reset")
 
     def check_records(self) -> None:
         """Limits were kept throughout, and every line that was written is whole."""

@@ -16,7 +16,7 @@ from real_robot.contract.load import load_contract
 from real_robot.contract.safety import SafetyConfig
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, Tick
-from real_robot.control.supervisor import Supervisor
+from real_robot.control.supervisor import SafetyEvent, Supervisor
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import KeyOperator, Operators, TopicOperator
 from real_robot.transports.messages import Bool, CompressedImage, JointState, PoseStamped, String, TwistStamped
@@ -214,7 +214,8 @@ class Joint:
         limits = {"name": "j", "kind": "position", "low": -2, "high": 2, "max_velocity": 1, "state": 0}
         safety = SafetyConfig.model_validate({"control_hz": 1 / TICK, "dimensions": [limits]})
         self.now, pacer = 1000.0, None
-        self.supervisor = Supervisor(safety, clock=lambda: self.now)
+        self.events: list[SafetyEvent] = []
+        self.supervisor = Supervisor(safety, clock=lambda: self.now, on_event=self.events.append)
         self.loop = ControlLoop(self, self, self.supervisor, self.script, pacer)  # type: ignore[arg-type]
 
     def read(self) -> RobotObservation:
@@ -261,6 +262,7 @@ def test_of_a_stop_and_a_reset_at_one_tick_the_stop_counts(monkeypatch: pytest.M
     robot.tick(OperatorCommand(begin=True), OperatorCommand())
     tick = robot.tick(OperatorCommand(stop="e-stop", reset="ben"))
     assert tick.operator_command.reset is None, "others on the graph do not hear of it either"
+    assert "ben: no reset while it lasts: e-stop" in [event.text for event in robot.events]
     assert robot.tick(OperatorCommand()).sent.mode == "stopped"  # type: ignore[union-attr]
 
 

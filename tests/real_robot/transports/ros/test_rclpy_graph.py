@@ -32,6 +32,7 @@ transport = RclpyConfig().open("button")
 publish = transport.advertise("/stop", Bool, QosConfig(depth=10))
 while not transport.has_listener("/stop"):
     time.sleep(0.02)
+print("ready", flush=True)
 for pressed in (True, False):
     sys.stdin.readline()
     print("pressed" if pressed else "released", time.monotonic(), flush=True)
@@ -111,7 +112,7 @@ def pressed_at(button: Child, word: str) -> float:
 
 def test_a_stop_topic_stops_it_until_a_reset(robot: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
     button = robot.graph.start("button", "-c", PRESS)
-    time.sleep(3.0)  # until the button has found its listener
+    until(lambda: button.says("ready"), "the button's listener")
     robot.await_motion()
     pressed = pressed_at(button, "pressed")
     until(lambda: robot.mode() == "stopped", "the stop")
@@ -121,8 +122,9 @@ def test_a_stop_topic_stops_it_until_a_reset(robot: Deployment, capsys: pytest.C
         print(f"\nstop topic: last motion after {1000 * took:.0f} ms")
     assert took < 2 / RATE + 0.35
     robot.check_stands(time.monotonic(), 1.0)
+    robot.deploy.type("r")
+    until(lambda: robot.deploy.says("no reset while it lasts: stop topic"), "the refusal")
     pressed_at(button, "released")
-    time.sleep(0.3)
     robot.reset()
 
 
@@ -148,7 +150,6 @@ def test_the_server_is_killed_and_comes_back(robot: Deployment, capsys: pytest.C
         print(f"\nserver killed: last motion after {1000 * took:.0f} ms")
     assert took < 2 / RATE + 0.35 and "no action for" in robot.deploy.output()
     robot.server = robot.start_server()
-    time.sleep(4.0)
     robot.reset()
 
 
