@@ -422,6 +422,7 @@ class FailureDetectionConfig(Config):
     kind: str
 
 
+@runtime_checkable
 class PlanningPolicy(Policy, WatchingPolicy, Protocol):
     """A policy that plans at test time, around another one."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, say, stopped
-from vla_rl.cli.running import joined, load
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, check_writable, say, stopped
+from vla_rl.cli.running import joined, load, load_run, resumable
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.tables import print_table
@@ -50,9 +51,10 @@ def collect(
 
 @app.command("eval")
 def evaluate(
-    recipe: RecipeName,
+    recipe: OwnRecipe = None,
     overrides: Overrides = None,
     output: Output = None,
+    resume: Resume = False,
     name: Annotated[str, typer.Option(help="What is evaluated, for tables and file names.")] = "policy",
     perturb: Annotated[
         str | None, typer.Option(metavar="AXES", help="Also perturbed: all, or some, as in camera,light,wording.")
@@ -65,48 +67,42 @@ def evaluate(
         typer.Option(metavar="SUITES", help="One table of several: all, or some, as in libero_goal=POLICY,libero_10."),
     ] = None,
 ) -> None:
-    """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
+    """Evaluate a policy: success per task with its interval, JSON, a picture and videos.
+
+    Each episode is kept as it ends: after Ctrl-C or a kill, the same command with --resume goes on where it was.
+    """
     if not name or name.startswith(".") or "/" in name:
         raise ConfigError(
             f"--name: got {name!r}; it names files: give a word, such as policy, without '/' or a first dot"
         )
     if levels is not None and perturb is None:
         raise ConfigError(f"--levels: got {levels!r} without --perturb, whose levels they are; name its axes, or all")
-    if suites is not None:
-        if perturb is not None:
-            raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
-        _evaluate_suites(recipe, overrides, output, name, suites)
-        return
-    loaded, robustness = load(recipe, overrides, EVAL), None
+    if suites is not None and perturb is not None:
+        raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
+    loaded = load_run(recipe, overrides, output, resume, EVAL if suites is None else ANY)
     perturbations = [] if perturb is None else chosen(loaded, perturb, levels or "1,2,3")
-    # A folder that holds the same recipe takes another evaluation, or one that was cut off.
-    again = output is not None and RunFolder(output).exists
-    if output is not None and RunFolder(output).evaluation(name).exists() and not perturbations:
+    recipes = {} if suites is None else suite_recipes(loaded, suites)
+    # A folder that holds the same recipe takes another evaluation, or goes on with one that was cut off.
+    again = resume or (output is not None and RunFolder(output).exists)
+    is_alone = not perturbations and not recipes
+    if is_alone and output is not None and RunFolder(output).evaluation(name).exists():
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
+    given = {"--name": name, "--perturb": perturb, "--levels": levels, "--suites": suites}
+    typed = shlex.join(["eval", *(word for pair in given.items() if pair[1] is not None for word in pair)])
     with joined(loaded) as world:
         run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
-        if perturbations:
-            evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
-        else:
-            evaluation = run_evaluation(loaded, run.path, name)
+        with resumable(typed, run.path):
+            if recipes:
+                tables, written = [evaluate_suites(recipes, run.path, name, say).table()], f"{run.suites}, .md and .tex"
+            elif perturbations:
+                evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
+                tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
+            else:
+                tables, written = [run_evaluation(loaded, run.path, name).table()], str(run.evaluation(name))
     if world.is_main:
-        print_table(evaluation.table())
-        if robustness is not None:
-            print_table(robustness.table())
-            typer.echo(f"written: {run.robustness} and .png")
-        typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
-
-
-def _evaluate_suites(recipe: str, overrides: list[str] | None, output: Path | None, name: str, suites: str) -> None:
-    loaded = load(recipe, overrides, ANY)
-    recipes = suite_recipes(loaded, suites)
-    again = output is not None and RunFolder(output).exists
-    with joined(loaded) as world:
-        run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
-        results = evaluate_suites(recipes, run.path, name, say)
-    if world.is_main:
-        print_table(results.table())
-        typer.echo(f"written: {run.suites}, .md and .tex\nreport: {run.report}")
+        for table in tables:
+            print_table(table)
+        typer.echo(f"written: {written}\nreport: {run.report}")
 
 
 @app.command()

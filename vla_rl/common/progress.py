@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from vla_rl.types import Episode
+from typing import ClassVar, Protocol
 
 
 class Stopwatch:
@@ -68,55 +63,98 @@ def _wait_of(device: str | None) -> Callable[[], object]:
     return torch.mps.synchronize if device == "mps" else partial(torch.cuda.synchronize, device)
 
 
-@contextmanager
-def episode_progress(
-    total: int, text: str = "episodes", *, show: bool = True, transient: bool = False
-) -> Iterator[Callable[[Episode], None]]:
-    """Yield what to call with each finished episode. A terminal's bar is drawn anew then; a file gets a last line.
+LINE_EVERY = 60.0  # seconds, where the output is a file
+
+
+class Outcome(Protocol):
+    """What has become of an episode."""
+
+    @property
+    def success(self) -> bool: ...
+    @property
+    def lost(self) -> bool: ...
+
+
+class _Bar:
+    """A count, a rate, the time that remains, and what is said: drawn in a terminal, a line a minute in a file.
 
     Args:
-        total: episodes expected.
-        show: False draws nothing.
-        transient: the bar disappears at the end, and a file gets nothing.
+        transient: it disappears at the end, and a file gets no last line.
+    """
+
+    def __init__(self, text: str, total: int, transient: bool = False) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
+        self.bar = RichProgress(*columns, TimeRemainingColumn(), "{task.fields[said]}", transient=transient)
+        self.task = self.bar.add_task(text, total=total, rate="", said="")
+        self.started = self.printed = time.monotonic()
+        self.first: int | None = None
+
+    def show(self, done: int, unit: str, said: str) -> None:
+        """Tell that so many are done; the rate counts from the first call."""
+        now = time.monotonic()
+        self.first = done if self.first is None else self.first
+        rate = (done - self.first) / max(now - self.started, 1e-9)
+        self.bar.update(self.task, completed=done, rate=f"{rate:.1f}{unit}", said=said)
+        if not self.bar.console.is_terminal and now - self.printed >= LINE_EVERY:
+            self.printed = now
+            self.bar.console.print(self.bar.get_renderable())
+
+
+class Progress(Protocol):
+    """Opens what is told of each episode that ends: of `total`, of which `done` have ended before."""
+
+    def __call__(self, total: int, *, done: int = 0) -> AbstractContextManager[Callable[[Outcome], None]]: ...
+
+
+@contextmanager
+def silent_progress(total: int, *, done: int = 0) -> Iterator[Callable[[Outcome], None]]:
+    """Show nothing."""
+    yield lambda episode: None
+
+
+@contextmanager
+def episode_progress(
+    total: int, text: str = "episodes", *, done: int = 0, show: bool = True, transient: bool = False
+) -> Iterator[Callable[[Outcome], None]]:
+    """Yield what to call with each finished episode, which shows how many there are and how many of them succeeded.
+
+    Of an evaluation's records it says so of each mode apart.
+
+    Args:
+        total: episodes expected. done: of them, before.
+        show: False shows nothing.
+        transient: the bar disappears at the end, and a file gets no last line.
     """
     if not show:
         yield lambda episode: None
         return
-    outcomes, started = list[bool](), time.monotonic()
-    with _bar(transient, "success") as bar:
-        task = bar.add_task(text, total=total, rate="", success="")
+    outcomes, modes, bar = list[bool](), set[str](), _Bar(text, total, transient)
+    with bar.bar:
+        bar.show(done, "/s", "")
 
-        def on_episode(episode: Episode) -> None:
+        def on_episode(episode: Outcome) -> None:
+            nonlocal done
+            done += 1
+            mode = getattr(episode, "mode", "")
+            if mode not in modes:
+                modes.add(mode)
+                outcomes.clear()
             outcomes.extend([episode.success] * (not episode.lost))
-            bar.advance(task)
-            rate = f"{bar.tasks[task].completed / max(time.monotonic() - started, 1e-9):.1f}/s"
-            bar.update(task, rate=rate, success=f"{100 * fmean(outcomes):.0f} % success" if outcomes else "")
+            share = f"{100 * fmean(outcomes):.0f} % of {len(outcomes)} succeeded" if outcomes else ""
+            bar.show(done, "/s", f"{mode}: {share}" if mode and share else share)
 
         yield on_episode
 
 
-def _bar(transient: bool, last: str) -> Progress:
-    """Return a bar with a count, a rate, the time that remains, and the field `last`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}", TimeRemainingColumn())
-    return Progress(*columns, f"{{task.fields[{last}]}}", transient=transient)
-
-
 @contextmanager
 def step_progress(text: str, total: int, show: bool) -> Iterator[Callable[[int, str], None]]:
-    """Yields `advance(step, said)`, which draws how many of `total` steps are taken, and what is said of the last."""
+    """Yields `advance(step, said)`, which shows how many of `total` steps are taken, and what is said of the last."""
     if not show:
         yield lambda step, said: None
         return
-    with _bar(False, "text") as bar:
-        task = bar.add_task(text, total=total, rate="", text="")
-        started, first = time.monotonic(), None
-
-        def advance(step: int, said: str) -> None:
-            nonlocal first
-            first = step if first is None else first
-            rate = (step - first) / max(time.monotonic() - started, 1e-9)
-            bar.update(task, completed=step, rate=f"{rate:.1f} steps/s", text=said)
-
-        yield advance
+    bar = _Bar(text, total)
+    with bar.bar:
+        yield lambda step, said: bar.show(step, " steps/s", said)

@@ -16,21 +16,22 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
-from vla_rl.common.progress import Stopwatch
+from vla_rl.common.progress import Progress, Stopwatch, silent_progress
 from vla_rl.common.run_folder import versions
 from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.evaluation.journal import EpisodeJournal, journals
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.video import write_episode_video
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
-from vla_rl.rollout.runner import collect, derived_seed
+from vla_rl.rollout.runner import collect, derived_seed, run_episodes
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
@@ -100,8 +101,9 @@ def evaluate(
     policy_path: Path | None = None,
     video_folder: Path | None = None,
     stopwatch: Stopwatch | None = None,
-    on_episode: Callable[[Episode], None] = lambda _: None,
+    progress: Progress | None = None,
     on_result: Callable[[Evaluation], None] = lambda _: None,
+    file: Path | None = None,
     world: ProcessGroup = ALONE,
 ) -> Evaluation:
     """Evaluate a policy in every mode of the config, on the same initial states.
@@ -114,27 +116,33 @@ def evaluate(
         video_folder: write `config.videos` successes and failures per task there; None for no videos.
             Given an environment config, every control step is filmed; else what `env` records.
         stopwatch: counts "simulation" and "inference".
-        on_episode: called with each finished episode of this process, for progress.
+        progress: shows how far it is; called with this process's number of episodes and `done=` those that `file` has
+            kept. It is told of each in the order of the initial states, as soon as it and all before it have ended:
+            successes end first, and a rate of what has ended would mislead.
         on_result: called with the result before anything is filmed, to keep it whatever becomes of the videos.
+        file: where `on_result` writes it; until then each episode is kept beside it as it ends (see `EpisodeJournal`),
+            and one that is there already is not run again.
         world: processes that call this together, each with the policy and an environment; all get the whole result.
 
     Raises:
-        EvaluationError: unknown task, or more states asked than the split has.
+        EvaluationError: unknown task, more states asked than the split has, or `file` has been begun with other
+            weights or options.
     """
     film_folder = video_folder if config.videos else None
     planner = None if config.plan is None else config.plan.build(policy, str(policy.device))
     policy = planner or policy
+    run = _EvaluationRun(
+        policy, config, name, policy_path, stopwatch, progress or silent_progress, on_result, file, world
+    )
     if isinstance(env, EnvConfig):
         with closing(build_env(with_steps_after_success(env, 0), config.num_envs)) as built:
-            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner, world)
-        on_result(evaluation)
+            evaluation = run.evaluate(built, env)
         if film_folder is not None:
             num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
             with closing(build_env(env, num_envs, record_frames=True)) as built:
                 film(policy, built, evaluation, config, film_folder, world)
     else:
-        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode, planner, world)
-        on_result(evaluation)
+        evaluation = run.evaluate(env, None)
         if film_folder is not None:
             film(policy, env, evaluation, config, film_folder, world)
     return evaluation
@@ -209,72 +217,122 @@ def episode_specs(spec: EnvSpec, config: EvalConfig) -> list[EpisodeSpec]:
     return [EpisodeSpec(task, config.split, i) for task in tasks for i in range(config.start_index, stop)]
 
 
-def _evaluate(
-    policy: Policy,
-    env: VecEnv,
-    config: EvalConfig,
-    name: str,
-    policy_path: Path | None,
-    env_config: EnvConfig | None,
-    stopwatch: Stopwatch | None,
-    on_episode: Callable[[Episode], None],
-    planner: PlanningPolicy | None,
-    world: ProcessGroup,
-) -> Evaluation:
-    if env.spec.approximation and not config.approximate:
-        raise EvaluationError(
-            f"this environment is for training: {env.spec.approximation}. Evaluate without "
-            "(env.rendering=exact, env.reward=null), or set eval.approximate=true for a figure that is not the "
-            "benchmark's"
-        )
-    specs = episode_specs(env.spec, config)
-    hashed = policy_hash(policy_path) if policy_path is not None and world.is_main else None
-    started = time.perf_counter()
-    records: list[EpisodeRecord] = []
-    num_retried = 0
-    for m, (mode, temperature) in enumerate(config.modes().items()):
-        samples = 1 if temperature == 0 else config.samples_per_state
-        begun = env.deal(specs, samples) if isinstance(env, ImaginedEnv) else specs
-        wanted = world.deal([(spec.member(sample), sample) for spec in begun for sample in range(samples)])
-        made: list[EpisodeRecord] = []
-        for batch in _batches(wanted, _batch_size(env, policy)):
-            episodes, retried = run_episodes(
-                policy,
-                env,
-                [spec for spec, _ in batch],
-                temperature=temperature,
-                seed=[_episode_seed(config, m, spec, sample) for spec, sample in batch],
-                max_retries=config.max_retries,
-                stopwatch=stopwatch,
-                on_episode=on_episode,
+_Wanted = tuple[EpisodeSpec, int]  # An initial state, and which sample of it.
+
+
+@dataclass
+class _EvaluationRun:
+    """`evaluate`, but for the videos; its fields are that function's arguments."""
+
+    policy: Policy
+    config: EvalConfig
+    name: str
+    policy_path: Path | None
+    stopwatch: Stopwatch | None
+    progress: Progress
+    on_result: Callable[[Evaluation], None]
+    file: Path | None
+    world: ProcessGroup
+    num_retried: int = 0
+
+    def evaluate(self, env: VecEnv, env_config: EnvConfig | None) -> Evaluation:
+        """Run what the journal lacks of this process's share, and hand over the result of all processes."""
+        spec, config, path, started = env.spec, self.config, self.policy_path, time.perf_counter()
+        if spec.approximation and not config.approximate:
+            raise EvaluationError(
+                f"this environment is for training: {spec.approximation}. Evaluate without "
+                "(env.rendering=exact, env.reward=null), or set eval.approximate=true for a figure that is not the "
+                "benchmark's"
             )
-            num_retried += retried
-            made += [_record(mode, *wanted_one, e) for wanted_one, e in zip(batch, episodes, strict=True)]
-        everyone = world.collect_dealt([record.model_dump(mode="json") for record in made])
-        records += [EpisodeRecord(**values) for values in everyone]
-    meta = EvaluationMeta(
-        name=name,
-        policy=str(policy_path) if policy_path is not None else None,
-        policy_hash=hashed,
-        env=env.spec.kind,
-        **{name: getattr(env.spec, name) for name in ("suite", "labels", "cameras", "image_size")},
-        env_config=env_config.model_dump(mode="json") if env_config is not None else None,
-        split=config.split,
-        seed=config.seed,
-        temperatures=config.modes(),
-        horizon={task: env.spec.horizon[task] for task in dict.fromkeys(s.task for s in specs)},
-        num_envs=env.num_envs,
-        num_processes=world.size,
-        protocol=_protocol(env.spec, config),
-        config=config.model_dump(mode="json"),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        wall_seconds=round(time.perf_counter() - started, 3),
-        num_retried=sum(world.gather(num_retried)),
-        official_states=config.split == "eval" and bool(env.spec.num_eval_states),
-        versions=versions(),
-        latency={} if planner is None else planner.latency(),
-    )
-    return Evaluation(meta=meta, episodes=tuple(records))
+        hashed = policy_hash(path) if path is not None and self.world.is_main else None
+        subject = {  # The rest that the episodes depend on is the environment, which a run's recipe names.
+            "policy_hash": hashed,
+            "num_episodes": config.num_episodes(spec),
+            "eval": config.model_dump(mode="json", exclude={"videos", "num_envs", "max_retries"}),
+        }
+        with EpisodeJournal(self.file, subject, self.world) as journal:
+            episodes = tuple(self._episodes(env, journal))
+        meta = EvaluationMeta(
+            name=self.name,
+            policy=str(path) if path is not None else None,
+            policy_hash=hashed,
+            env=spec.kind,
+            **{name: getattr(spec, name) for name in ("suite", "labels", "cameras", "image_size")},
+            env_config=env_config.model_dump(mode="json") if env_config is not None else None,
+            split=config.split,
+            seed=config.seed,
+            temperatures=config.modes(),
+            horizon={task: spec.horizon[task] for task in dict.fromkeys(e.task for e in episodes)},
+            num_envs=env.num_envs,
+            num_processes=self.world.size,
+            protocol=_protocol(spec, config),
+            config=config.model_dump(mode="json"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_seconds=round(time.perf_counter() - started, 3),
+            num_retried=sum(self.world.gather(self.num_retried)),
+            official_states=config.split == "eval" and bool(spec.num_eval_states),
+            versions=versions(),
+            latency=self.policy.latency() if isinstance(self.policy, PlanningPolicy) else {},
+        )
+        evaluation = Evaluation(meta=meta, episodes=episodes)
+        self.on_result(evaluation)
+        if self.file is not None and self.world.is_main:
+            for kept in journals(self.file):
+                kept.unlink()
+        return evaluation
+
+    def _episodes(self, env: VecEnv, journal: EpisodeJournal) -> Iterator[EpisodeRecord]:
+        """Every episode's record, of all processes: mode by mode, in the order of the initial states."""
+        wanted = {mode: self._wanted(env, temperature) for mode, temperature in self.config.modes().items()}
+        mine = {mode: self.world.deal([w for w in all if not journal.of(mode, *w)]) for mode, all in wanted.items()}
+        total = len(self.world.deal(range(sum(map(len, wanted.values())))))
+        with self.progress(total, done=total - sum(map(len, mine.values()))) as on_episode:
+            for mode, ones in mine.items():
+                made: list[EpisodeRecord] = []
+                for batch in _batches(ones, _batch_size(env, self.policy)):
+                    made += self._run(env, mode, batch, journal, on_episode)
+                values = iter(self.world.collect_dealt([record.model_dump(mode="json") for record in made]))
+                for one in wanted[mode]:
+                    yield journal.of(mode, *one) or EpisodeRecord.model_validate(next(values))
+
+    def _wanted(self, env: VecEnv, temperature: float) -> list[_Wanted]:
+        specs, samples = episode_specs(env.spec, self.config), 1 if temperature == 0 else self.config.samples_per_state
+        begun = env.deal(specs, samples) if isinstance(env, ImaginedEnv) else specs
+        return [(spec.member(sample), sample) for spec in begun for sample in range(samples)]
+
+    def _run(
+        self,
+        env: VecEnv,
+        mode: str,
+        batch: Sequence[_Wanted],
+        journal: EpisodeJournal,
+        on_episode: Callable[[EpisodeRecord], None],
+    ) -> list[EpisodeRecord]:
+        number, temperature = list(self.config.modes()).index(mode), self.config.modes()[mode]
+        ended: dict[int, EpisodeRecord] = {}
+        num_told = 0
+
+        def keep(episode: Episode) -> None:
+            nonlocal num_told
+            ended[episode.group] = record = _record(mode, *batch[episode.group], episode)
+            if not record.lost:
+                journal.add(record)
+            while num_told in ended:
+                on_episode(ended[num_told])
+                num_told += 1
+
+        episodes, retried = run_episodes(
+            self.policy,
+            env,
+            [spec for spec, _ in batch],
+            temperature=temperature,
+            seed=[_episode_seed(self.config, number, spec, sample) for spec, sample in batch],
+            max_retries=self.config.max_retries,
+            stopwatch=self.stopwatch,
+            on_episode=keep,
+        )
+        self.num_retried += retried
+        return [_record(mode, *one, episode) for one, episode in zip(batch, episodes, strict=True)]
 
 
 def _record(mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> EpisodeRecord:
@@ -293,57 +351,6 @@ def _record(mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> Epis
 def _episode_seed(config: EvalConfig, mode: int, spec: EpisodeSpec, sample: int) -> int:
     """Of an episode's sampling: by what it is, so that neither its place nor the others change it."""
     return derived_seed(config.seed, mode, zlib.crc32(f"{spec.task}/{spec.split}".encode()), spec.index, sample)
-
-
-def run_episodes(
-    policy: Policy,
-    env: VecEnv,
-    specs: Sequence[EpisodeSpec],
-    *,
-    temperature: float,
-    seed: int | Sequence[int],
-    max_retries: int,
-    stopwatch: Stopwatch | None = None,
-    on_episode: Callable[[Episode], None] = lambda _: None,
-) -> tuple[list[Episode], int]:
-    """`collect`, where episodes whose worker broke are run again, up to `max_retries` times; see `_seeds_again`.
-
-    Returns:
-        Episodes in the order of `specs` (still `lost` where every try broke), and how many were run again.
-    """
-    episodes = collect(
-        policy, env, specs, temperature=temperature, seed=seed, stopwatch=stopwatch, on_episode=on_episode
-    )
-    num_retried = 0
-    for attempt in range(1, max_retries + 1):
-        lost = [row for row, episode in enumerate(episodes) if episode.lost]
-        if not lost:
-            break
-        num_retried += len(lost)
-        again = collect(
-            policy,
-            env,
-            [replace(specs[row], place=None) for row in lost],  # Imagined otherwise than what broke.
-            temperature=temperature,
-            seed=_seeds_again(seed, lost, attempt),
-            stopwatch=stopwatch,
-            on_episode=on_episode,
-        )
-        for row, episode in zip(lost, again, strict=True):
-            episodes[row] = episode
-    return episodes, num_retried
-
-
-def _seeds_again(seed: int | Sequence[int], lost: Sequence[int], attempt: int) -> int | list[int]:
-    """What lost episodes, by their rows, draw from in a further attempt: seeds of their own first once more.
-
-    So an episode that went down with another one's worker ends as it would have. Drawn anew it might end otherwise, and
-    as long episodes go down most often, failures among them, the success rate would rise with every worker that breaks.
-    What has broken by itself is given other noise after that.
-    """
-    if isinstance(seed, int):
-        return derived_seed(seed, attempt)
-    return [seed[row] if attempt == 1 else derived_seed(seed[row], attempt) for row in lost]
 
 
 def _batch_size(env: VecEnv, policy: Policy) -> int:

@@ -12,11 +12,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vla_rl.config import Config, TaskNames
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.evaluate import run_episodes
 from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.rollout.runner import derived_seed
+from vla_rl.rollout.runner import derived_seed, run_episodes
 from vla_rl.types import Episode, EpisodeSpec, Split
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.common.run_status import read_status
+from vla_rl.evaluation.journal import unfinished
 
 STAGES = ("simulation", "inference", "forward_backward", "optimizer", "other")
 
@@ -22,7 +23,18 @@ def status_lines(run: RunFolder) -> list[str]:
         if status.is_running and status.dashboard:
             lines.append(f"machines: {status.dashboard} (Ray's dashboard)")
     metrics = read_metrics(run.metrics) if run.metrics.is_file() else []
-    return lines + (progress_lines(metrics) or _last_logged(run, metrics) or ["No iteration has ended yet."])
+    evaluations = _evaluation_lines(run)
+    logged = progress_lines(metrics) or _last_logged(run, metrics)
+    return lines + (logged + evaluations or ["No iteration has ended yet."])
+
+
+def _evaluation_lines(run: RunFolder) -> list[str]:
+    """Say what the run has evaluated, and how far it is with what it has not."""
+    ended = [f"evaluation {file.stem}: finished" for file in sorted(run.evaluations.glob("*.json"))]
+    begun = unfinished(run.evaluations) | unfinished(run.perturbed)
+    return ended + [
+        f"evaluation {name}: {done:,} of {total:,} episodes have ended" for name, (done, total) in begun.items()
+    ]
 
 
 def _last_logged(run: RunFolder, metrics: Sequence[Mapping[str, float]]) -> list[str]:

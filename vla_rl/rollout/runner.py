@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -233,6 +233,60 @@ def collect(
     return [episodes[number] for number in range(len(specs))]
 
 
+def run_episodes(
+    policy: Policy,
+    env: VecEnv,
+    specs: Sequence[EpisodeSpec],
+    *,
+    temperature: float,
+    seed: int | Sequence[int],
+    max_retries: int,
+    stopwatch: Stopwatch | None = None,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> tuple[list[Episode], int]:
+    """`collect`, where episodes whose worker broke are run again, up to `max_retries` times; see `_seeds_again`.
+
+    An episode's `group` is its place in `specs`, in every try.
+
+    Returns:
+        Episodes in the order of `specs` (still `lost` where every try broke), and how many were run again.
+    """
+    episodes = collect(
+        policy, env, specs, temperature=temperature, seed=seed, stopwatch=stopwatch, on_episode=on_episode
+    )
+    num_retried = 0
+    for attempt in range(1, max_retries + 1):
+        lost = [row for row, episode in enumerate(episodes) if episode.lost]
+        if not lost:
+            break
+        num_retried += len(lost)
+        again = collect(
+            policy,
+            env,
+            [replace(specs[row], place=None) for row in lost],  # Imagined otherwise than what broke.
+            temperature=temperature,
+            seed=_seeds_again(seed, lost, attempt),
+            groups=lost,
+            stopwatch=stopwatch,
+            on_episode=on_episode,
+        )
+        for row, episode in zip(lost, again, strict=True):
+            episodes[row] = episode
+    return episodes, num_retried
+
+
+def _seeds_again(seed: int | Sequence[int], lost: Sequence[int], attempt: int) -> int | list[int]:
+    """What lost episodes, by their rows, draw from in a further attempt: seeds of their own first once more.
+
+    So an episode that went down with another one's worker ends as it would have. Drawn anew it might end otherwise, and
+    as long episodes go down most often, failures among them, the success rate would rise with every worker that breaks.
+    What has broken by itself is given other noise after that.
+    """
+    if isinstance(seed, int):
+        return derived_seed(seed, attempt)
+    return [seed[row] if attempt == 1 else derived_seed(seed[row], attempt) for row in lost]
+
+
 def _actor(policy: Policy, seed: int | Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
     import torch
 
@@ -251,8 +305,15 @@ def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Call
     noise.manual_seed(derived_seed(*seeds))
 
     def act(episodes: Sequence[RunningEpisode]) -> ActionChunk:
-        noise.rows = [own[episode.number] for episode in episodes]
-        return draw_chunk(policy, episodes, noise, temperature)
+        """Draw for one instruction at a time: padded to a longer one, a row would be rounded otherwise."""
+        alike: defaultdict[str, list[int]] = defaultdict(list)
+        for row, episode in enumerate(episodes):
+            alike[episode.seen.instruction[episode.row]].append(row)
+        chunks = []
+        for rows in alike.values():
+            noise.rows = [own[episodes[row].number] for row in rows]
+            chunks.append(draw_chunk(policy, [episodes[row] for row in rows], noise, temperature))
+        return ActionChunk.concatenate(chunks).select(np.argsort(np.concatenate(list(alike.values()))))
 
     return act
 

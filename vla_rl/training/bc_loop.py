@@ -195,15 +195,14 @@ def _restore(cloning: BCTrainer, folder: Path, content: Mapping[str, str]) -> di
         raise CheckpointError(
             f"{path} was made with other options (sft.{'; sft.'.join(changed)}). Use those, or another run folder."
         )
-    before = state.get("datasets", list(content.values()))  # Older checkpoints do not say.
-    if other := [name for (name, key), old in zip(content.items(), before, strict=False) if key != old]:
+    if other := [n for (n, key), old in zip(content.items(), state["datasets"], strict=False) if key != old]:
         raise CheckpointError(
             f"{path} was made of other data: {', '.join(other)} has changed since, and with it what is drawn and the "
             "statistics that actions are normalized by. Put it back as it was, or use another run folder."
         )
     load_weights(cloning.policy, tensors, str(path))
     cloning.trainer.load_state(tensors, state)
-    return state.get("window", {})  # Older checkpoints have none.
+    return state["window"]
 
 
 @contextmanager

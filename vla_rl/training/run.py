@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +19,7 @@ import numpy as np
 from vla_rl.algorithms.learner import Learner
 from vla_rl.algorithms.stale import EarlierRollouts
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
-from vla_rl.common.progress import Stopwatch, episode_progress
+from vla_rl.common.progress import Progress, Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import RunSteps
 from vla_rl.distributed.process_group import current, resolve_device
@@ -188,7 +188,7 @@ class TrainingRun:
         first_group += ours.start
         seed = derived_seed(self.recipe.seed, self.iteration, stream, first_group)
         text = f"iteration {self.iteration + 1} of {self.config.iterations}"
-        with self._progress(wanted * size, text, transient=True) as on_episode:
+        with self._progress(text, transient=True)(wanted * size) as on_episode:
             order = GroupOrder(specs[share], size, seed, first_group, wanted)
             return self.source.collect(order, self.stopwatch, on_episode)
 
@@ -226,9 +226,9 @@ class TrainingRun:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
         wanted, name = self.recipe.validation, f"iteration {self.iteration}"
-        total = len(self.world.deal(range(wanted.num_episodes(self.real_env.spec))))
-        with self.world.unsharded(self.policy), self._progress(total, "validation", transient=True) as on_episode:
-            result = evaluate(self.policy, self.real_env, wanted, name=name, on_episode=on_episode, world=self.world)
+        progress = self._progress("validation", transient=True)
+        with self.world.unsharded(self.policy):
+            result = evaluate(self.policy, self.real_env, wanted, name=name, progress=progress, world=self.world)
         sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
@@ -298,19 +298,18 @@ class TrainingRun:
                 self.logger.print(result.table())
 
         base = self.recipe.policy.path
-        total = len(self.world.deal(range(self.recipe.eval.num_episodes(self.env.spec))))
-        with self._progress(total, f"evaluation, {name}") as on_episode:
-            return evaluate(
-                self.policy,
-                self.recipe.acting_env,
-                self.recipe.eval,
-                name=name,
-                policy_path=policy_path or (resolve_path(base) if base else None),
-                video_folder=self.folder.videos,
-                on_episode=on_episode,
-                on_result=save,
-                world=self.world,
-            )
+        return evaluate(
+            self.policy,
+            self.recipe.acting_env,
+            self.recipe.eval,
+            name=name,
+            policy_path=policy_path or (resolve_path(base) if base else None),
+            video_folder=self.folder.videos,
+            progress=self._progress(f"evaluation, {name}"),
+            on_result=save,
+            file=self.folder.evaluation(name),
+            world=self.world,
+        )
 
     # --- keeping ----------------------------------------------------------------------------
 
@@ -427,8 +426,9 @@ class TrainingRun:
         if isinstance(error, TrainingDivergedError):
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
 
-    def _progress(self, total: int, text: str, transient: bool = False) -> Any:
-        return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)
+    def _progress(self, text: str, transient: bool = False) -> Progress:
+        show = self.recipe.log.console and self.world.is_main
+        return partial(episode_progress, text=text, show=show, transient=transient)
 
 
 def run_steps(folder: RunFolder, config: TrainConfig, show: bool, write: bool) -> RunSteps:

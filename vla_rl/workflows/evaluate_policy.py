@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -35,25 +36,24 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     check(recipe, EVAL)
     run = RunFolder(folder)
     policy, world = build_policy(recipe, env_spec(recipe)), current()
-    total = len(world.deal(range(recipe.eval.num_episodes(env_spec(recipe)))))
 
     def save(evaluation: Evaluation) -> None:
         if world.is_main:
             evaluation.save(run.evaluation(name))
             evaluation.plot(run.evaluation(name).with_suffix(".png"))
 
-    with episode_progress(total, show=world.is_main) as on_episode:
-        evaluation = run_evaluation(
-            policy,
-            recipe.rollout.placed(recipe.acting_env),
-            recipe.eval,
-            name=name,
-            policy_path=policy_path(recipe),
-            video_folder=run.videos,
-            on_episode=on_episode,
-            on_result=save,
-            world=world,
-        )
+    evaluation = run_evaluation(
+        policy,
+        recipe.rollout.placed(recipe.acting_env),
+        recipe.eval,
+        name=name,
+        policy_path=policy_path(recipe),
+        video_folder=run.videos,
+        progress=partial(episode_progress, show=world.is_main),
+        on_result=save,
+        file=run.evaluation(name),
+        world=world,
+    )
     world.wait()  # The others' videos belong in the report.
     if world.is_main:
         write_report(folder, after=name)

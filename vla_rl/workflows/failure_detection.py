@@ -17,12 +17,12 @@ from vla_rl.common.progress import episode_progress
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.checks import FAILURE, Run
 from vla_rl.recipe.runs import FailureRecipe
-from vla_rl.rollout.runner import derived_seed, evaluation_mode
+from vla_rl.rollout.runner import derived_seed, evaluation_mode, run_episodes
 from vla_rl.workflows.recipe_parts import build_policy
 
 EMBEDDED = "embeddings"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from vla_rl.common.progress import episode_progress
@@ -67,20 +68,17 @@ def evaluate_perturbed(
         env = recipe.acting_env.perturbed(axis, level)
         if world.is_main:
             show(f"{number} of {len(perturbations)}: {axis}, level {level}")
-        total = len(world.deal(range(config.num_episodes(env.env_spec()))))
-        with episode_progress(total, show=world.is_main) as on_episode:
-            evaluation = run_evaluation(
-                policy,
-                recipe.rollout.placed(env),
-                config,
-                name=f"{axis}-{level}",
-                policy_path=policy_path(recipe),
-                on_episode=on_episode,
-                world=world,
-            )
-        found[axis, level] = evaluation
-        if world.is_main:
-            evaluation.save(path)
+        found[axis, level] = run_evaluation(
+            policy,
+            recipe.rollout.placed(env),
+            config,
+            name=f"{axis}-{level}",
+            policy_path=policy_path(recipe),
+            progress=partial(episode_progress, show=world.is_main),
+            on_result=lambda found, path=path: found.save(path) if world.is_main else None,
+            file=path,
+            world=world,
+        )
     done = finished(run.evaluation(name), recipe.eval, policy_path(recipe))
     world.wait()  # Nobody writes that file before all have looked.
     clean = done or evaluate(recipe, folder, name)

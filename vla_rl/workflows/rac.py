@@ -169,9 +169,9 @@ class _Rounds:
         self.show(f"evaluating {name}")
         config = self.recipe.eval.model_copy(update={"videos": 0})
         env = self.recipe.rollout.placed(self.recipe.acting_env)
-        evaluation = evaluate(policy, env, config, name=name, policy_path=path)
-        evaluation.save(file)
-        return evaluation
+        return evaluate(
+            policy, env, config, name=name, policy_path=path, on_result=lambda found: found.save(file), file=file
+        )
 
 
 def _base_policy(recipe: RacRecipe) -> Policy:

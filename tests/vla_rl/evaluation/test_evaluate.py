@@ -2,7 +2,7 @@
 
 import json
 import math
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -13,19 +13,21 @@ from reach_policy import ReachPolicy
 from sim.dummy import DummyConfig
 from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
+from vla_rl.distributed.process_group import ALONE
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import (
     EvalConfig,
     episode_specs,
     evaluate,
     policy_hash,
-    run_episodes,
     with_steps_after_success,
 )
+from vla_rl.evaluation.journal import EpisodeJournal, journals, read_journal, unfinished
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.rollout import runner as runner_module
 from vla_rl.rollout.actors.rollouts import RayRolloutConfig
-from vla_rl.rollout.runner import collect
+from vla_rl.rollout.runner import collect, run_episodes
 from vla_rl.types import EpisodeSpec
 
 ENV = DummyConfig(num_envs=4)
@@ -118,7 +120,7 @@ def test_a_batchs_images_stay_within_the_memory_that_is_meant_for_them(record_fr
 
     limit = 2**18
     monkeypatch.setattr(evaluate_module, "_MAX_BATCH_BYTES", limit)
-    monkeypatch.setattr(evaluate_module, "collect", noted)
+    monkeypatch.setattr(runner_module, "collect", noted)
     with closing(DummyConfig(num_envs=2, horizon=16, image_size=16).build(record_frames=record_frames)) as env:
         evaluate(ReachPolicy(speed=0.2), env, replace_config(SMALL, episodes_per_task=50, temperatures=(0.0,)))
     sizes = [
@@ -349,3 +351,83 @@ def test_a_dying_worker_costs_its_own_episode_only():
     evaluation = evaluate(ReachPolicy(), config, eval_config)
     assert [e.lost for e in evaluation.episodes] == [False, True, False, False]
     assert evaluation.meta.num_retried == 1
+
+
+class Single(NoisyReach):
+    """As a policy that pads instructions to the longest of a batch, and then rounds otherwise: it takes one alone."""
+
+    def act(self, obs, generator=None, temperature=1.0):
+        assert len(set(obs.instruction)) == 1
+        return super().act(obs, generator, temperature)
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+def killed_after(num: int, file, **options) -> None:
+    """An evaluation of `options` whose process ends without a word after `num` episodes."""
+    left = num
+
+    @contextmanager
+    def progress(total, *, done=0):
+        def on_episode(_):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+
+        yield on_episode
+
+    with pytest.raises(Killed):
+        evaluate(Single(speed=0.2), ENV, file=file, progress=progress, **options)
+
+
+@pytest.mark.parametrize("num", [0, 7, 20])
+def test_a_killed_evaluation_goes_on_where_it_was(tmp_path, num):
+    """Equal to the bit, whatever was half written; in the end nothing but the result is left."""
+    file, config = tmp_path / "final.json", replace_config(SMALL, samples_per_state=2)
+    whole = evaluate(Single(speed=0.2), ENV, config)
+    killed_after(num, file, config=config)
+    (journal,) = journals(file)
+    kept = unfinished(tmp_path)["final"]
+    assert num < kept[0] < kept[1] == 36 == len(whole.episodes)
+    with journal.open("a") as stream:
+        stream.write('{"mode": "greedy", "task": "rea')
+    told: list[int] = []
+
+    @contextmanager
+    def progress(total, *, done=0):
+        told.extend([total, done])
+        yield lambda record: told.append(record.index)
+
+    policy = Single(speed=0.2)
+    result = evaluate(policy, ENV, config, file=file, progress=progress, on_result=lambda found: found.save(file))
+    assert result.episodes == whole.episodes
+    assert told[:2] == [36, kept[0]] and len(told) == 2 + 36 - kept[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["final.json"]
+
+
+def test_episodes_of_other_weights_or_options_are_refused_and_so_is_a_second_process(tmp_path):
+    file = tmp_path / "final.json"
+    killed_after(3, file, config=SMALL)
+    with pytest.raises(EvaluationError, match=r"other weights or eval options; .*delete the file"):
+        evaluate(ReachPolicy(), ENV, replace_config(SMALL, seed=1), file=file)
+    subject, _ = read_journal(journals(file)[0])
+    with EpisodeJournal(file, subject, ALONE), pytest.raises(EvaluationError, match="another process is at this"):
+        evaluate(ReachPolicy(), ENV, SMALL, file=file)
+    journals(file)[0].write_text("{}\n{]\n")
+    with pytest.raises(EvaluationError, match="damaged"):
+        evaluate(ReachPolicy(), ENV, SMALL, file=file)
+
+
+def test_progress_is_told_in_the_order_of_the_states(tmp_path):
+    """Successes end first: a rate of what has ended would begin at 100 %."""
+    told = []
+
+    @contextmanager
+    def progress(total, *, done=0):
+        yield told.append
+
+    evaluation = evaluate(ReachPolicy(speed=0.3), ENV, SMALL, progress=progress)
+    assert tuple(told) == evaluation.episodes

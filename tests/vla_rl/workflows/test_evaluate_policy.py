@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
+from vla_rl.evaluation.journal import EpisodeJournal
+from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.policies.fake_input import fake_statistics
+from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation
 
 
@@ -57,6 +63,36 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     assert "of at most 4 pairs" in run(*command, "compare.max_pairs=4")
     pairs = json.loads((tmp_path / "pairs.json").read_text())
     assert (pairs["num_pairs"], pairs["decision"]) == (4, "undecided")
+
+
+def test_ctrl_c_in_an_evaluation_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, folder = tmp_path / "tiny.yaml", tmp_path / "run"
+    recipe.write_text(
+        "run: eval\nname: tiny\nenv: {kind: dummy, num_envs: 2, tasks: [reach_red]}\n"
+        "policy: {kind: openvla, preset: tiny}\neval: {episodes_per_task: 3, videos: 0}\nlog: {tensorboard: false}\n"
+    )
+    policy = OpenVLAConfig(preset="tiny").build(DummyConfig(tasks=("reach_red",)).env_spec(), seed=0)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    policy.save(tmp_path / "policy")
+    left, add = 2, EpisodeJournal.add
+
+    def stop(journal: EpisodeJournal, record: EpisodeRecord) -> None:
+        nonlocal left
+        add(journal, record)
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EpisodeJournal, "add", stop)
+    stopped = CliRunner().invoke(
+        app, ["eval", str(recipe), f"policy.path={tmp_path}/policy", "-o", str(folder), "--name", "base"]
+    )
+    assert stopped.exit_code == 130, stopped.output
+    (again,) = [line for line in stopped.output.splitlines() if line.startswith("  vla-rl ")]
+    assert "evaluation base: 2 of 6 episodes have ended" in run("status", str(folder))
+    assert "sampled" in run(*shlex.split(again)[1:])
+    assert len(json.loads((folder / "evaluations" / "base.json").read_text())["episodes"]) == 6
+    assert "evaluation base: finished" in run("status", str(folder)).splitlines()
 
 
 def test_finding_an_evaluation(tmp_path: Path) -> None:
