@@ -83,11 +83,10 @@ class _Bar:
     """
 
     def __init__(self, text: str, total: int, transient: bool = False) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        from rich import progress as rich
 
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}")
-        self.bar = RichProgress(*columns, TimeRemainingColumn(), "{task.fields[said]}", transient=transient)
+        columns = ("{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), "{task.fields[rate]}")
+        self.bar = rich.Progress(*columns, rich.TimeRemainingColumn(), "{task.fields[said]}", transient=transient)
         self.task = self.bar.add_task(text, total=total, rate="", said="")
         self.started = self.printed = time.monotonic()
         self.first: int | None = None
