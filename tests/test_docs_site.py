@@ -86,4 +86,5 @@ def test_every_method_transport_and_workflow_has_a_row() -> None:
         methods |= {f"{section}.method={name}" for name in get_args(config.model_fields["method"].annotation)}
     assert methods <= told["methods"]
     assert {f"kind: {kind}" for kind in KINDS["transport"]} <= told["transports"]
-    assert {f"vla-rl {run}" for run in RUNS if run not in ("eval", "fit")} <= {*told["workflows"], *told["methods"]}
+    rows = {*told["workflows"], *told["methods"]}
+    assert [run for run in RUNS if run not in ("eval", "fit") and not {f"vla-rl {run}", f"run: {run}"} & rows] == []

@@ -51,7 +51,7 @@ def assert_same(a, b):
 
 
 def test_every_kind_has_a_variant():
-    # Made by `vla-rl online` and `vla-rl offline`: tests/vla_rl/workflows/test_online.py, offpolicy/test_recap.py.
+    # Made by `run: online` and `run: offline`: tests/vla_rl/workflows/test_online.py, offpolicy/test_recap.py.
     around_another = {"value_guided", "advantage_conditioned"}
     assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
     kinds = {name: (values["kind"], values.get("type"), values.get("decoder")) for name, values in VARIANTS.items()}

@@ -42,7 +42,7 @@ class HotSwap:
 
         device = str(resolve_device(self._config.device))
         if newest(self._folder) is None:
-            self._say(f"waiting for the first policy in {self._folder}; `vla-rl hil` publishes one when it begins")
+            self._say(f"waiting for the first policy in {self._folder}; `run: hil` publishes one when it begins")
         while newest(self._folder) is None:
             time.sleep(LOOK_EVERY)
         later = f"is loaded, and acts once nothing was asked for {IDLE:g} s"

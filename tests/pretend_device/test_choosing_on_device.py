@@ -1,4 +1,4 @@
-"""A frozen policy on the device beside a critic that learns on the host: what `vla-rl online` acts with."""
+"""A frozen policy on the device beside a critic that learns on the host: what `run: online` acts with."""
 
 from __future__ import annotations
 

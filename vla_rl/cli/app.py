@@ -89,12 +89,8 @@ def _global_options(
 # Every command, or group of them: the file that has it, and a line of the program's own help.
 COMMANDS = {
     "demo": ("loop", "The whole loop on the built-in tabletop, in minutes, with a report."),
-    "train": ("training", "Post-train a policy by reinforcement learning."),
+    "train": ("training", "Post-train a policy: by RL, or as the recipe's `run` says."),
     "sft": ("training", "Train a policy by behavior cloning on demonstrations."),
-    "offline": ("training", "Improve a policy from logged episodes alone."),
-    "online": ("training", "Improve a frozen policy by a critic of its episodes."),
-    "rac": ("training", "Rounds of corrections by a scripted person, and training."),
-    "hil": ("training", "Improve a policy with a person beside it."),
     "loop": ("loop", "Rounds of real episodes, a world model, RL in imagination."),
     "sweep": ("loop", "Train with every combination of some options' values."),
     "ablate": ("loop", "A recipe and its negative controls, several seeds each."),

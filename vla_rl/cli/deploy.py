@@ -188,7 +188,7 @@ def serve(
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="CHECKPOINT is where `vla-rl hil` publishes policies: take each newer one."),
+        typer.Option("--follow", help="CHECKPOINT is where `run: hil` publishes policies: take each newer one."),
     ] = False,
 ) -> None:
     """Serve a policy over WebSocket to robots: openpi's protocol, several clients batched."""

@@ -14,7 +14,7 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.data.hub import pinned
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, num_launched
-from vla_rl.recipe.checks import Command, Run, check
+from vla_rl.recipe.checks import ANY, Command, Run, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.jobs import Cluster
 
@@ -39,8 +39,13 @@ def load[R: Recipe](recipe: str, overrides: list[str] | None, command: Command[R
 def run[R: Recipe](
     kind: Run[R], recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool
 ) -> None:
-    """Make a run, or resume one: its recipe, datasets, folder and processes, Ctrl-C, and what it came to."""
-    loaded = load_run(recipe, overrides, output, resume, kind.command)
+    """Make a run of a recipe, or resume one."""
+    start(kind, load_run(recipe, overrides, output, resume), output, resume)
+
+
+def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: bool) -> None:
+    """Start a run, or resume one: its datasets, folder and processes, Ctrl-C, and what it came to."""
+    loaded = check(recipe, kind.command)
     kind.look(loaded)
     if datasets := kind.datasets(loaded):
         loaded = pinned(loaded, say, *datasets)
@@ -69,13 +74,11 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     return launched_group(recipe)
 
 
-def load_run[R: Recipe](
-    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: Command[R]
-) -> R:
+def load_run(recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool) -> Recipe:
     """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
     if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
-        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)
-    return load(recipe, overrides, command)
+        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], ANY)
+    return load(recipe, overrides, ANY)
 
 
 def _of_run(folder: Path | None, resume: bool) -> str:

@@ -46,7 +46,7 @@ _WHAT_MAY = (
     "Only what leaves the result so far as it is may change: log, device, threads, workers, time limits, "
     "micro-batches, checkpoints, more iterations."
 )
-_WITH_CHECKPOINTS = {"train", "sft", "offline", "online", "hil"}  # Commands that each have checkpoints of their own.
+_WITH_CHECKPOINTS = {"train", "sft"}  # Commands that each have checkpoints of their own.
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class AdvantageConditionedConfig(PolicyConfig):
         """See `PolicyConfig.build`."""
         if self.path is None:
             raise ConfigError(
-                "policy.path: an advantage_conditioned policy is made by `vla-rl offline` with offline.method=recap; "
+                "policy.path: an advantage_conditioned policy is made by `run: offline` with offline.method=recap; "
                 "give the folder it saved"
             )
         policy = self._load(resolve_path(self.path), device, self.guidance)
@@ -64,7 +64,7 @@ class AdvantageConditionedConfig(PolicyConfig):
         guidance, base = _saved(folder), describe(folder / "base")
         guided = f"it acts by guidance ({guidance:g}); RL can train it with policy.guidance=1"
         return CheckpointInfo(
-            family="policy with the positive advantage word in its instruction, saved by vla-rl offline",
+            family="policy with the positive advantage word in its instruction, saved by `run: offline`",
             kind="advantage_conditioned",
             facts={"guidance": f"{guidance:g}", "base": f"{base.family}, in {folder / 'base'}"},
             rl=base.rl if guidance == 1 else (),

@@ -37,7 +37,7 @@ class CriticNetworkConfig(OptimizedConfig):
 
 
 class CriticConfig(CriticNetworkConfig, TrainerConfig):
-    """The critic of `vla-rl offline`: cross-fitted, each fold's for a known number of updates."""
+    """The critic of `run: offline`: cross-fitted, each fold's for a known number of updates."""
 
     optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50)
     steps: PositiveInt = Field(default=1500, description="Optimizer updates of each fold's critic.")
@@ -149,7 +149,7 @@ class OfflineConfig(Config):
 
 
 class OnlineCriticConfig(CriticNetworkConfig):
-    """The critic of `vla-rl online`: fitted on one replay buffer by updates that each round counts."""
+    """The critic of `run: online`: fitted on one replay buffer by updates that each round counts."""
 
     targets: Literal["td", "best_of_n", "actor", "monte_carlo"] = Field(
         default="td",

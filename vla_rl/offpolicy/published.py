@@ -132,7 +132,7 @@ class Followed:
         self._refused = ""
         found = newest(folder)
         if found is None:
-            raise PublishedError(f"{folder}: no policy is published there; `vla-rl hil` publishes one when it begins")
+            raise PublishedError(f"{folder}: no policy is published there; `run: hil` publishes one when it begins")
         self.policy, self.published = self._loaded(found), found
 
     def look(self) -> bool:

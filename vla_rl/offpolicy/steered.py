@@ -1,4 +1,4 @@
-"""A frozen policy steered by the noise that its chunks start from, as `vla-rl online` with `method: noise` makes it."""
+"""A frozen policy steered by the noise that its chunks start from, as `run: online` with `method: noise` makes it."""
 
 from __future__ import annotations
 

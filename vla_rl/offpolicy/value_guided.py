@@ -28,7 +28,7 @@ from vla_rl.types import ActionChunk, Observation
 
 BASE_FOLDER = "base"
 NO_RL_REASON = (
-    "its base is frozen, and a critic chooses among the base's chunks. Improve it by `vla-rl online`, or train its "
+    "its base is frozen, and a critic chooses among the base's chunks. Improve it by `run: online`, or train its "
     "base (policy.path=FOLDER/base)"
 )
 

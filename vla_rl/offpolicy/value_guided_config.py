@@ -24,7 +24,7 @@ _WHAT = ("a critic that chooses among its chunks", "an actor that chooses the no
 
 
 class ValueGuidedConfig(PolicyConfig):
-    """A frozen policy with what chooses its chunks, or the noise they start from, as `vla-rl online` and `hil` save."""
+    """A frozen policy with what chooses its chunks, or the noise they start from, as `run: online` and `hil` save."""
 
     kind: Literal["value_guided"] = "value_guided"
     candidates: PositiveInt | None = Field(
@@ -39,7 +39,7 @@ class ValueGuidedConfig(PolicyConfig):
         from vla_rl.offpolicy.steered import SteeredPolicy
 
         if self.path is None:
-            raise ConfigError("policy.path: a value_guided policy is made by `vla-rl online`; give the folder it saved")
+            raise ConfigError("policy.path: a value_guided policy is made by `run: online`; give the folder it saved")
         policy = self.load(resolve_path(self.path), device)
         if lacking := sorted(set(policy.cameras) - set(env_spec.cameras)):
             raise ConfigError(f"policy.cameras: {lacking} not in environment {env_spec.kind!r}; set env.cameras")
@@ -76,7 +76,7 @@ class ValueGuidedConfig(PolicyConfig):
         if noise:
             chosen = {"starting noise": f"{noise['shape'][0]} x {noise['shape'][1]} numbers within {noise['scale']:g}"}
         return CheckpointInfo(
-            family=f"frozen policy with {_WHAT[bool(noise)]}, saved by vla-rl online",
+            family=f"frozen policy with {_WHAT[bool(noise)]}, saved by `run: online`",
             kind="value_guided",
             facts={
                 **chosen,
@@ -84,5 +84,5 @@ class ValueGuidedConfig(PolicyConfig):
                 "edits": "none" if values["editor"] is None else f"up to {values['editor']['scale']:g} spreads",
                 "base": str(folder / "base"),
             },
-            rl_reason="its base is frozen: `vla-rl online`, or train the base",
+            rl_reason="its base is frozen: `run: online`, or train the base",
         )

@@ -1,4 +1,4 @@
-"""Options of `vla-rl hil`: a learner, and an actor with a person beside it, as two processes."""
+"""Options of `run: hil`: a learner, and an actor with a person beside it, as two processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `vla-rl rac`: rounds of episodes with interventions, each followed by behavior cloning."""
+"""Options of `run: rac`: rounds of episodes with interventions, each followed by behavior cloning."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class LoopRecipe(TrainRecipe, FitRecipe):
 
 
 class OfflineRecipe(Recipe):
-    """Learning from logged episodes alone: `vla-rl offline`."""
+    """Learning from logged episodes alone: `run: offline`."""
 
     run: Literal["offline"] = "offline"
     offline: OfflineConfig
@@ -237,7 +237,7 @@ class OfflineRecipe(Recipe):
 
 
 class OnlineRecipe(Recipe):
-    """A frozen policy improved by a critic of its own episodes: `vla-rl online`."""
+    """A frozen policy improved by a critic of its own episodes: `run: online`."""
 
     run: Literal["online"] = "online"
     online: OnlineConfig
@@ -256,7 +256,7 @@ class OnlineRecipe(Recipe):
 
 
 class HilRecipe(Recipe):
-    """A policy improved while it acts with a person beside it: `vla-rl hil`."""
+    """A policy improved while it acts with a person beside it: `run: hil`."""
 
     run: Literal["hil"] = "hil"
     rollout: LocalRolloutConfig = Field(default_factory=LocalRolloutConfig)
@@ -285,7 +285,7 @@ class HilRecipe(Recipe):
 
 
 class RacRecipe(Recipe):
-    """Rounds of corrections by a scripted person: `vla-rl rac`."""
+    """Rounds of corrections by a scripted person: `run: rac`."""
 
     run: Literal["rac"] = "rac"
     rac: RacConfig

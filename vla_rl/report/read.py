@@ -170,9 +170,15 @@ def _recipe(config: str, missing: list[str]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def made_by(run: Run) -> str:
+    """The command that made a run, or of `vla-rl train` its recipe's kind; of a loop's it is the RL alone."""
+    command, kind = command_of(RunFolder(run.folder)), str(run.recipe.get("run", "train"))
+    return kind if command == "train" and kind != "loop" else command
+
+
 def control_of(run: Run) -> str:
     """The option that makes the run a negative control, as NAME=VALUE; empty: it is none."""
-    section = command_of(RunFolder(run.folder))
+    section = made_by(run)
     options = run.recipe.get(section)
     value = options.get("control", "none") if isinstance(options, dict) else "none"
     return "" if value == "none" else f"{section}.control={value}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vla_rl.recipe.checks import Run
 
-# The kinds of run that train a policy, and where the work of each is.
-RUNS = {
+# Where the work is of each kind of run that trains a policy.
+TRAINING = {
     "train": "vla_rl.workflows.post_train",
     "sft": "vla_rl.workflows.clone",
     "offline": "vla_rl.workflows.offline",
@@ -19,6 +19,6 @@ RUNS = {
 }
 
 
-def run_of(kind: str) -> Run[Any]:
+def training_by(kind: str) -> Run[Any]:
     """Return what makes runs of a kind; its file alone is imported."""
-    return import_module(RUNS[kind]).RUN
+    return import_module(TRAINING[kind]).RUN

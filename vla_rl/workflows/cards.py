@@ -10,12 +10,11 @@ from typing import Any
 import yaml
 
 from vla_rl.common.hub import parse_name
-from vla_rl.common.run_folder import RunFolder, command_of
 from vla_rl.data.health import check_datasets
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import SuccessRate
-from vla_rl.report.read import Run, control_of, read_run
+from vla_rl.report.read import Run, control_of, made_by, read_run
 from vla_rl.report.report import warnings_of
 from vla_rl.workflows.ablate import Ablation
 
@@ -31,7 +30,7 @@ def policy_card(name: str, run_folder: Path, license_name: str | None = None) ->
         license_name: the Hub's word for it, such as mit; None: the card names none.
     """
     run = read_run(run_folder)
-    recipe, command = run.recipe, command_of(RunFolder(run_folder))
+    recipe, command = run.recipe, made_by(run)
     base = str(recipe.get("policy", {}).get("path") or "")
     tags = [*TAGS, *_tags(recipe, command)]
     head: dict[str, Any] = {"library_name": "vla-rl", "pipeline_tag": "robotics", "tags": tags}

@@ -1,4 +1,4 @@
-"""`vla-rl hil`: a frozen policy improved while it acts with a person beside it (HIL-SERL, arXiv 2410.21845).
+"""`run: hil`: a frozen policy improved while it acts with a person beside it (HIL-SERL, arXiv 2410.21845).
 
 Two processes. The actor (`hil_actor`, or on a robot `vla-rl deploy --record`) runs episodes and records them, with who
 drove at each step. The learner, here, takes each finished episode up once, learns all the while, and publishes
@@ -323,4 +323,4 @@ def _start(recipe: HilRecipe, folder: Path, _: bool, show: Callable[[str], None]
     return policy_and_report(folder)
 
 
-RUN = Run("hil", HIL, _start, datasets=lambda _: ("sft.datasets",))
+RUN = Run("train", HIL, _start, datasets=lambda _: ("sft.datasets",))

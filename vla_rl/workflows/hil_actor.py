@@ -1,4 +1,4 @@
-"""The actor of `vla-rl hil` in a simulator: runs episodes with the scripted person beside the newest published policy.
+"""The actor of `run: hil` in a simulator: runs episodes with the scripted person beside the newest published policy.
 
 A process of its own, started as `python -m vla_rl.workflows.hil_actor RUN_FOLDER`. Each episode is a shard of the
 run's recording as soon as it has ended, so that a killed actor loses only those under way, and runs none again. With

@@ -21,7 +21,7 @@ MAX_ATTEMPTS = 5  # of a job on a cluster whose machines are lost
 
 @dataclass(frozen=True)
 class Job:
-    """One `vla-rl train`, `vla-rl offline` or `vla-rl eval`.
+    """One `vla-rl train` or `vla-rl eval`.
 
     Attributes:
         folder: the run's; its output goes into a .log beside it.
@@ -34,7 +34,7 @@ class Job:
     @property
     def command(self) -> tuple[str, ...]:
         """The arguments as they must be now: a run that was cut off goes on."""
-        goes_on = self.arguments[0] in ("train", "offline") and RunFolder(self.folder).exists
+        goes_on = self.arguments[0] == "train" and RunFolder(self.folder).exists
         return (*self.arguments, "--resume") if goes_on else self.arguments
 
     @property

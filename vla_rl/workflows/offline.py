@@ -1,4 +1,4 @@
-"""`vla-rl offline`: a policy improved from logged episodes alone, and what that came to."""
+"""`run: offline`: a policy improved from logged episodes alone, and what that came to."""
 
 from __future__ import annotations
 
@@ -248,4 +248,4 @@ def _start(recipe: OfflineRecipe, folder: Path, _: bool, show: Callable[[str], N
     return [f"policy: {summary['policy']}  ({summary['steps']} steps)", f"report: {RunFolder(folder).report}"]
 
 
-RUN = Run("offline", OFFLINE, _start, datasets=lambda _: ("sft.datasets",))
+RUN = Run("train", OFFLINE, _start, datasets=lambda _: ("sft.datasets",))

@@ -1,4 +1,4 @@
-"""`vla-rl online`: a frozen policy improved by what came of its own episodes, round by round, and what that came to."""
+"""`run: online`: a frozen policy improved by what came of its own episodes, round by round, and what that came to."""
 
 from __future__ import annotations
 
@@ -152,4 +152,4 @@ def _start(recipe: OnlineRecipe, folder: Path, _: bool, show: Callable[[str], No
     return policy_and_report(folder)
 
 
-RUN = Run("online", ONLINE, _start, datasets=lambda _: ("sft.datasets",))
+RUN = Run("train", ONLINE, _start, datasets=lambda _: ("sft.datasets",))

@@ -1,4 +1,4 @@
-"""Rounds of correcting and training again, in a simulator: `vla-rl rac`.
+"""Rounds of correcting and training again, in a simulator: `run: rac`.
 
 Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
 and on all rounds so far, and evaluates it. The controls get full demonstrations in place of interventions: as many,
@@ -270,4 +270,4 @@ def _start(recipe: RacRecipe, folder: Path, _: bool, show: Show) -> list[str]:
     return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
 
 
-RUN = Run("rac", RAC, _start, datasets=lambda _: ("sft.datasets",))
+RUN = Run("train", RAC, _start, datasets=lambda _: ("sft.datasets",))

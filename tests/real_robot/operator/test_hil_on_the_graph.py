@@ -1,4 +1,4 @@
-"""`vla-rl hil` on a real ROS 1 graph: what a person at the console does is learned from, and what is learned acts.
+"""`run: hil` on a real ROS 1 graph: what a person at the console does is learned from, and what is learned acts.
 
 The simulated robot, the learner, the server that follows it, and deploy with the console and the recorder, all as
 processes; a scripted person at the console. The learner is killed while it learns, deploy in an episode, a published
@@ -73,7 +73,7 @@ class Loop:
         self.deploy = self.start_deploy("monday")
 
     def learn(self, *arguments: str) -> Child:
-        return self.graph.cli("learner", "hil", *arguments, "--output", str(self.run))
+        return self.graph.cli("learner", "train", *arguments, "--output", str(self.run))
 
     def start_deploy(self, name: str) -> Child:
         self.name = name

@@ -206,7 +206,7 @@ def test_the_environment_must_leave_room(env: VecEnv, tmp_path: Path) -> None:
 
 
 def test_what_is_interrupted_is_not_recorded_as_failed(env: VecEnv, tmp_path: Path) -> None:
-    """Ctrl-C reaches the actor of `vla-rl hil`, which runs again what is not recorded."""
+    """Ctrl-C reaches the actor of `run: hil`, which runs again what is not recorded."""
 
     class Interrupted(Lazy):
         num_asked = 0

@@ -92,4 +92,4 @@ def test_it_waits_for_the_first_policy(tmp_path: Path, monkeypatch: pytest.Monke
         publish(folder, 0, load_policy(save_policy(tmp_path / "base")), 2)
         _, facts = loaded.result(60)
     assert facts.version.startswith("policy-00000000 ")
-    assert said == [f"waiting for the first policy in {folder}; `vla-rl hil` publishes one when it begins"]
+    assert said == [f"waiting for the first policy in {folder}; `run: hil` publishes one when it begins"]

@@ -286,7 +286,7 @@ def test_a_style_that_would_be_lost_is_refused(styles: list[str], message: str) 
     assert result.exit_code == 2 and result.stderr.startswith(f"error: {message}"), result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "loop", "rac", "failure fit", "hub measure", "world-model fit"])
+@pytest.mark.parametrize("command", ["train", "sft", "loop", "failure fit", "hub measure", "world-model fit"])
 def test_a_run_is_resumed_by_its_folder_alone(command: str, tmp_path: Path) -> None:
     neither = run(*command.split())
     assert neither.exit_code == 2 and "name a RECIPE" in neither.stderr and "--resume --output FOLDER" in neither.stderr

@@ -29,7 +29,7 @@ def same(policy: Policy, other: Policy) -> bool:
 
 def test_the_newest_acts_and_old_ones_leave(policies: list[Policy], tmp_path: Path) -> None:
     assert newest(tmp_path / "published") is None
-    with pytest.raises(PublishedError, match="no policy is published there; `vla-rl hil`"):
+    with pytest.raises(PublishedError, match="no policy is published there; `run: hil`"):
         Followed(tmp_path / "published", lambda *_: None)
     publish(tmp_path / "published", 0, policies[0], 2)
     said: list[str] = []

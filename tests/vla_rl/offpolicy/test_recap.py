@@ -162,7 +162,7 @@ def test_it_is_saved_and_loaded_by_its_folder(guidance: float, tmp_path: Path) -
     section = {"kind": "advantage_conditioned", "path": str(tmp_path / "policy"), "guidance": 0.0}
     without = build_component("policy", section).build(SPEC)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(without.act(obs, None, 0.0).actions, policy.base.act(obs, None, 0.0).actions)
-    with pytest.raises(ConfigError, match=r"made by `vla-rl offline` with offline\.method=recap"):
+    with pytest.raises(ConfigError, match=r"made by `run: offline` with offline\.method=recap"):
         build_component("policy", {"kind": "advantage_conditioned"}).build(SPEC)  # type: ignore[attr-defined]
 
 

@@ -94,21 +94,21 @@ REFUSED = [
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
     *(
         (
-            "offline",
+            "train",
             [OFFLINE, "sft.datasets=/no/a", "offline.method=ppo", f"algo.{option}"],
             rf"algo\.{option.replace('=', ': got ')}, which offline\.method=ppo makes no use of",
         )
         for option in ("kl_coef=0.1", "bc_coef=0.1", "decay_iterations=4")
     ),
     (
-        "hil",
+        "train",
         [HIL, "hil={actor: recordings, recordings: /no, prior: none, warm_updates: 0}", "env.reward.kind=simulator"],
         r"env\.reward\.kind: got 'simulator' with hil\.actor=recordings",
     ),
-    ("hil", [HIL, "hil.episodes=2", "rollout=ray"], r"rollout\.kind: got 'ray'\. Input should be 'local'"),
-    ("online", ["run=online", "online.rounds=2"], r"sft: logged episodes are learned from; name them in sft\.datasets"),
+    ("train", [HIL, "hil.episodes=2", "rollout=ray"], r"rollout\.kind: got 'ray'\. Input should be 'local'"),
+    ("train", ["run=online", "online.rounds=2"], r"sft: logged episodes are learned from; name them in sft\.datasets"),
     (
-        "online",
+        "train",
         ["run=online", "online={prior: none, warm_updates: 0}", "policy.path=null"],
         r"policy\.path: the run improves a checkpoint",
     ),
@@ -116,7 +116,6 @@ REFUSED = [
     ("eval", ["eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
     ("collect", ["collect.source=policy", "policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("ablate", ["train.group_size=1"], r"train\.group_size: got 1"),
-    ("rac", [], OF_ANOTHER_RUN.format(run="rac", example="tabletop_rac")),
     ("failure fit", [], OF_ANOTHER_RUN.format(run="failure", example="tabletop_failure")),
     ("reward fit", [], OF_ANOTHER_RUN.format(run="reward", example="tabletop_reward")),
     ("hub measure", [], OF_ANOTHER_RUN.format(run="hub", example="tabletop_hub")),

@@ -1,4 +1,4 @@
-"""`vla-rl hil` on recordings with `env.reward`: whether an episode succeeded is what the reward says of it."""
+"""`run: hil` on recordings with `env.reward`: whether an episode succeeded is what the reward says of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vla-rl hil`: learner and actor as two processes; killed and resumed, no episode is lost or counted twice."""
+"""`run: hil`: learner and actor as two processes; killed and resumed, no episode is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def learned(run: Path) -> int:
 
 
 class Command:
-    """`vla-rl hil` in a process of its own."""
+    """`run: hil` in a process of its own."""
 
     def __init__(self, run: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "vla_rl.cli", "hil", *arguments, "--output", str(run)]
+        command = [sys.executable, "-m", "vla_rl.cli", "train", *arguments, "--output", str(run)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -105,9 +105,9 @@ def wait_until_free(run: Path) -> None:
 
 
 def here(*arguments: str) -> Result:
-    """`vla-rl hil` in this process."""
+    """`run: hil` in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["vla-rl", "hil", *arguments])  # Which the run's folder keeps.
+        patch.setattr(sys, "argv", ["vla-rl", "train", *arguments])  # Which the run's folder keeps.
         return CliRunner().invoke(app, sys.argv[1:])
 
 

@@ -1,4 +1,4 @@
-"""The learner of `vla-rl hil` where a robot records: several recordings, a kill before anything was saved."""
+"""The learner of `run: hil` where a robot records: several recordings, a kill before anything was saved."""
 
 from __future__ import annotations
 

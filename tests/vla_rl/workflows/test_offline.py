@@ -1,4 +1,4 @@
-"""`vla-rl offline`: logged episodes become decisions, these examples, these a policy; it resumes to the bit."""
+"""`run: offline`: logged episodes become decisions, these examples, these a policy; it resumes to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vla-rl offline` with method ppo: updates by the critic on the policy's own chunks."""
+"""`run: offline` with method ppo: updates by the critic on the policy's own chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vla-rl online`: rounds of episodes and updates; what was embedded once is kept; killed and resumed to the bit."""
+"""`run: online`: rounds of episodes and updates; what was embedded once is kept; killed and resumed to the bit."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_what_it_cannot_do_is_refused_before_any_work(base: Path, logged: Path, 
             improve_online(read_recipe(values | change), tmp_path / "run", lambda _: None)
     with pytest.raises(ValueError, match="candidates: got 1"):
         recipe_of(base, logged, candidates=1)
-    with pytest.raises(ConfigError, match="policy is made by `vla-rl online`"):
+    with pytest.raises(ConfigError, match="policy is made by `run: online`"):
         build_component("policy", {"kind": "value_guided"}).build(ENV.env_spec())  # type: ignore[attr-defined]
 
 
