@@ -40,7 +40,7 @@ def run[R: Recipe](
     kind: Run[R], recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool
 ) -> None:
     """Make a run of a recipe, or resume one."""
-    start(kind, load_run(recipe, overrides, output, resume), output, resume)
+    start(kind, load_run(recipe, overrides, output, resume, ANY), output, resume)
 
 
 def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: bool) -> None:
@@ -74,11 +74,13 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     return launched_group(recipe)
 
 
-def load_run(recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool) -> Recipe:
+def load_run[R: Recipe](
+    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: Command[R]
+) -> R:
     """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
     if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
-        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], ANY)
-    return load(recipe, overrides, ANY)
+        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)
+    return load(recipe, overrides, command)
 
 
 def _of_run(folder: Path | None, resume: bool) -> str:

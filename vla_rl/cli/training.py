@@ -7,6 +7,7 @@ import typer
 from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume
 from vla_rl.cli.running import load_run, run, start
 from vla_rl.distributed.process_group import check_command
+from vla_rl.recipe.checks import ANY
 from vla_rl.workflows import training_by
 
 app = typer.Typer()
@@ -21,7 +22,7 @@ def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output 
     every episode that the policy runs, which is frozen. hil: the same with a person beside it. rac: rounds of a
     scripted person's corrections, and cloning.
     """
-    loaded = load_run(recipe, overrides, output, resume)
+    loaded = load_run(recipe, overrides, output, resume, ANY)
     kind = loaded.run if loaded.run in KINDS else "train"
     check_command(kind)
     start(training_by(kind), loaded, output, resume)
