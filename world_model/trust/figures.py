@@ -271,6 +271,14 @@ FIGURES: dict[str, FigureInfo] = {
         "times",
         "The second divided by the first. Near 1: imagined motion shows the actions as clearly as real motion.",
     ),
+    "spread": FigureInfo(
+        VIDEO,
+        "Spread of futures over their error",
+        "times",
+        "Distance (root mean square, of latents) of two futures of the same actions, divided by that of one from what "
+        "happened. 1: futures scatter as much as they err, as draws of the truth would; well below 1 they lie near "
+        "their mean, and what differs between episodes that begin alike is imagined away.",
+    ),
     "skill": FigureInfo(
         VIDEO,
         "Skill over copying",

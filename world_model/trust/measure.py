@@ -6,6 +6,7 @@ measured.report.check(TrustConfig().require)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +29,6 @@ from world_model.trust.measures.open_loop import (
     Replay,
     action_errors,
     imagine,
-    imagined_outcomes,
     probability_ahead,
     replay,
 )
@@ -95,9 +95,10 @@ def measure(
     not_measured: dict[str, str] = {}
     lpips, video = _perceptual(config, not_measured)
 
-    say(f"imagining {len(data.held_out)} held-out episodes")
+    say(f"imagining {len(data.held_out)} held-out episodes, twice")
     groups = _groups(data.held_out)
-    done = replay(world_model, data.held_out, config.batch_size, Noise(config.seed), lpips, video)
+    noise, other_noise = Noise(config.seed), Noise(config.seed, 1)
+    done = replay(world_model, data.held_out, config.batch_size, noise, lpips, video, other_noise)
     figures = replay_figures(done, groups)
     calibrations = _calibrations(done, config)
     figures |= _calibration_figures(calibrations, done, groups, config)
@@ -106,9 +107,6 @@ def measure(
         say(f"the same from real frames up to {config.auc_frames} before each")
         figures |= _ahead_figures(world_model, data.held_out, config)
     figures |= object_figures(world_model, data.held_out, config.batch_size, config.seed, not_measured)
-    say("the same with other noise")
-    other = imagined_outcomes(world_model, data.held_out, config.batch_size, Noise(config.seed, 1))
-    figures["outcome_flips"] = rate_figure(other != done.imagined[:, -1], groups)
     say("the same with other actions")
     figures |= _action_figures(world_model, data, config, not_measured)
     figures |= _horizons(done, groups, config, world_model.frame_steps, not_measured)
@@ -154,6 +152,11 @@ def replay_figures(done: Replay, groups: np.ndarray) -> dict[str, Figure]:
             figures[name] = figure(*ratio_interval(total[name], count, groups), len(groups))
     left, interval = ratio_interval(total["latent_error"], total["latent_error_copy"], groups)
     figures["skill"] = figure(1 - left, Interval(1 - interval.high, 1 - interval.low), len(groups))
+    if done.imagined_again is not None:
+        figures["outcome_flips"] = rate_figure(done.imagined_again != done.imagined[:, -1], groups)
+        # Were a future drawn as reality is, two of them would lie as far apart as one lies from what happened.
+        share, ends = ratio_interval(total["latent_spread"], total["latent_error"], groups)
+        figures["spread"] = figure(math.sqrt(share), Interval(*map(math.sqrt, ends)), len(groups))
     if done.features is not None and len(done.features[0]) > 1:
         figures["fvd"] = figure(frechet_distance(*done.features), NO_INTERVAL, len(done.features[0]), "clips")
     return figures

@@ -51,12 +51,18 @@ def on_target(positions: np.ndarray, reach: float = REACH) -> np.ndarray:
 
 
 def episodes(
-    num: int, seed: int = 0, color: tuple[int, int, int] = RED, skill: float = 0.62, past_success: bool = True
+    num: int,
+    seed: int = 0,
+    color: tuple[int, int, int] = RED,
+    skill: float = 0.62,
+    past_success: bool = True,
+    slip: float = 0.0,
 ) -> list[LoggedEpisode]:
     """Episodes of a policy that steps towards the target with probability `skill`, else anywhere.
 
     Args:
         past_success: go on after it; else the episode ends there, so that lengths differ.
+        slip: probability that a control step does not move the block.
     """
     rng = np.random.default_rng(seed)
     found = []
@@ -69,7 +75,8 @@ def episodes(
             for _ in range(FRAME_STEPS):
                 wanted = np.sign(TARGET - position) if rng.random() < skill else rng.integers(-1, 2, 2)
                 steps.append(wanted)
-                position = moved(position[None], wanted[None, None])[0]
+                if not slip or rng.random() >= slip:
+                    position = moved(position[None], wanted[None, None])[0]
             positions.append(position)
             actions.append(np.array(steps))
             if on_target(position) and not past_success:

@@ -199,6 +199,16 @@ def test_outcomes_that_depend_on_the_noise_show_as_flips() -> None:
     assert report.figures["agreement"].value < 1
 
 
+@pytest.mark.parametrize(("slip", "expected"), [(0.4, 1.0), (0.05, 0.6), (0.0, 0.0)])
+def test_futures_that_scatter_less_than_they_err_show_in_their_spread(slip: float, expected: float) -> None:
+    """Really four control steps in ten slip; a world model in which as many do draws what could have happened."""
+    data = TrustData(episodes(300, slip=0.4))
+    figure = measure(BlockWorldModel(slip=slip, wobble=0), data, QUICK).report.figures["spread"]
+    assert figure.value == pytest.approx(expected, abs=0.07) and figure.low <= figure.value <= figure.high
+    if slip == 0.4:
+        assert figure.low < 1 < figure.high
+
+
 def test_the_figures_do_not_depend_on_the_batch() -> None:
     data = TrustData(episodes(10, past_success=False), episodes(10, seed=3))
     assert len({e.num_frames for e in data.held_out}) > 2, "episodes of several lengths"

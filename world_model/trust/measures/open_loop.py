@@ -5,7 +5,7 @@ Frames are numbered from 1 here: frame 0 is real in both. Shape legend as in `wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,12 +40,14 @@ class Replay:
 
     Attributes:
         frames: name -> float64 (E, F), NaN past an episode's end: "latent_error", "latent_error_copy", "state_error",
-            "psnr", "psnr_copy", "psnr_reconstruction", and "ssim" and "lpips" where they can be had.
+            "psnr", "psnr_copy", "psnr_reconstruction", and "ssim", "lpips" and "latent_spread" (squared distance of two
+            futures) where they can be had.
         real, imagined: bool (E, F), has it succeeded by that frame; past an episode's end, as at its end.
         probability: float (E,), the highest of an episode, imagined.
         head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames, and the highest
             probability there; the first frame is not asked about.
         features: of imagined and of real clips, float (E x V, D), for the Fréchet video distance; None without weights.
+        imagined_again: bool (E,), the verdict at the end with other noise; None where there is no second future.
         disagreement: float (E,), of futures, the mean over an episode's frames up to the environment's horizon; None
             where there is one future alone.
     """
@@ -57,6 +59,7 @@ class Replay:
     head: np.ndarray
     head_probability: np.ndarray
     features: tuple[np.ndarray, np.ndarray] | None
+    imagined_again: np.ndarray | None = None
     disagreement: np.ndarray | None = None
 
     @property
@@ -72,13 +75,18 @@ def replay(
     noise: Noise,
     lpips: Lpips | None = None,
     video: VideoFeatures | None = None,
+    other_noise: Noise | None = None,
 ) -> Replay:
-    """Imagine each episode with its logged actions and set it against what really happened."""
+    """Imagine each episode with its logged actions and set it against what really happened.
+
+    Args:
+        other_noise: of a second future; None: there is none.
+    """
     num_frames = max(e.num_frames for e in episodes) - 1
     frames: dict[str, np.ndarray] = {}
     outcomes = {name: np.zeros((len(episodes), num_frames), bool) for name in ("real", "imagined")}
     probability, head_probability = np.zeros((2, len(episodes)))
-    head = np.zeros(len(episodes), bool)
+    head, again = np.zeros((2, len(episodes)), bool)
     features: list[tuple[np.ndarray, np.ndarray]] = []
     spread: list[np.ndarray] = []
     for rows in _chunks(len(episodes), batch_size):
@@ -89,7 +97,12 @@ def replay(
         valid, last = batch.valid[:, 1:], batch.valid.sum(1) - 2
         each, length = np.arange(len(rows)), valid.shape[1]
 
-        for name, values in _likeness(world_model, batch, real, imagined, lpips).items():
+        found = _likeness(world_model, batch, real, imagined, lpips)
+        if other_noise is not None:
+            second, judged = imagine(world_model, batch, real, other_noise.of(rows))
+            found["latent_spread"] = _squared(second.latents, imagined.latents)
+            again[rows] = judged.success[each, last]
+        for name, values in found.items():
             table = frames.setdefault(name, np.full((len(episodes), num_frames), np.nan))
             table[rows, :length] = np.where(valid, values, np.nan)
         for name, latched in (("real", batch.success[:, 1:]), ("imagined", scores.success)):
@@ -114,22 +127,10 @@ def replay(
         probability=probability,
         head=head,
         head_probability=head_probability,
+        imagined_again=again if other_noise is not None else None,
         features=(crowds[0], crowds[1]) if crowds else None,
         disagreement=np.concatenate(spread) if spread else None,
     )
-
-
-def imagined_outcomes(
-    world_model: WorldModel, episodes: Sequence[LoggedEpisode], batch_size: int, noise: Noise
-) -> np.ndarray:
-    """bool (E,): whether each episode, imagined with its logged actions, ends as a success."""
-    found = np.zeros(len(episodes), bool)
-    for rows in _chunks(len(episodes), batch_size):
-        batch = collate([episodes[i] for i in rows])
-        first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
-        _, scores = imagine(world_model, batch, first, noise.of(rows))
-        found[rows] = scores.success[np.arange(len(rows)), batch.valid.sum(1) - 2]
-    return found
 
 
 def probability_ahead(
@@ -226,7 +227,7 @@ def imagine(
 
 def _likeness(
     world_model: WorldModel, batch: Batch, real: Frames, imagined: Frames, lpips: Lpips | None
-) -> Mapping[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Each figure of images and latents, float64 (B, F); padding is not masked yet."""
     after, first = real.at(slice(1, None)), real.at(slice(0, 1))
     pixels, shown = batch.images[:, 1:], world_model.decode(imagined)

@@ -73,7 +73,15 @@ _CHARTS = {
         ("Success so far", (("real", "real_success", GREEN), ("imagined", "imagined_success", BLUE)), True),
     ),
     VIDEO: (
-        ("Latent error", (("imagined", "latent_error", BLUE), ("first frame held", "latent_error_copy", GRAY)), False),
+        (
+            "Latent error",
+            (
+                ("imagined", "latent_error", BLUE),
+                ("first frame held", "latent_error_copy", GRAY),
+                ("between two futures", "latent_spread", ORANGE),
+            ),
+            False,
+        ),
         (
             "PSNR, dB",
             (
