@@ -31,7 +31,6 @@ class CriticNetworkConfig(OptimizedConfig):
         description="What V is of the Q of logged chunks: .5 their mean; toward 1 that of the best ones (IQL).",
     )
     members: PositiveInt = Field(default=4, description="Networks of Q; their outputs' spread shows what is not known.")
-    subset: PositiveInt = Field(default=2, description="Networks drawn for each target, the smallest of which counts.")
     hidden: PositiveInt = Field(default=256, description="Width of the networks' two hidden layers.")
     target_decay: float = Field(default=0.99, ge=0, lt=1, description="Of the slow copy of V that targets come from.")
 
@@ -122,7 +121,6 @@ class OfflineConfig(Config):
         description="advantage_weighted: a decision counts at most so many times as one that went as expected.",
     )
     candidates: PositiveInt = Field(default=8, description="best_of_n, ppo: chunks drawn from the policy.")
-    sampling_temperature: PositiveFloat = Field(default=1.0, description="best_of_n, ppo: of those draws.")
     decisions: PositiveInt = Field(
         default=5000, description="best_of_n: logged observations to draw for, chosen at random."
     )
@@ -226,10 +224,6 @@ class ReplayLearningConfig(Config):
         default=8,
         description="The policy's chunks at each observation: the greedy one, the others drawn; with method=noise "
         "they are not chosen among, but teach which noise makes which chunk.",
-    )
-    sampling_temperature: PositiveFloat = Field(default=1.0, description="Of those draws.")
-    target_candidates: PositiveInt = Field(
-        default=4, description="Of them, how many stand for choice in the targets of critic.targets=best_of_n."
     )
     capacity: PositiveInt = Field(default=200_000, description="Fresh decisions held; the oldest leave.")
     control: Literal["none", "shuffled_outcomes"] = Field(

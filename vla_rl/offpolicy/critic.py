@@ -21,6 +21,8 @@ from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.offpolicy.transitions import Transitions, draw
 from vla_rl.training.trainer import Trainer
 
+SUBSET = 2  # Networks drawn for each target, the smallest of which counts.
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -162,7 +164,7 @@ def critic_loss(
     here, asked, target = batch
     logits = networks.q_logits(here, asked)
     loss = nn.functional.binary_cross_entropy_with_logits(logits, target.expand_as(logits))
-    subset = rng.choice(config.members, size=min(config.subset, config.members), replace=False)
+    subset = rng.choice(config.members, size=min(SUBSET, config.members), replace=False)
     seen = logits.detach()[torch.from_numpy(subset)].sigmoid().min(0).values
     difference = seen - networks.v(here)[:, 0].sigmoid()
     weight = torch.where(difference > 0, config.expectile, 1 - config.expectile)

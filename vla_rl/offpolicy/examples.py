@@ -168,7 +168,7 @@ def best_of_n(
 def _draw(policy: Policy, obs: Observation, config: OfflineConfig, generator: torch.Generator) -> np.ndarray:
     """Chunks of the policy, float32 (B, candidates, H, A)."""
     many = policy.prepare(obs).select(np.repeat(np.arange(obs.batch_size), config.candidates))
-    actions = policy.act(many, generator, config.sampling_temperature).actions
+    actions = policy.act(many, generator).actions
     return actions.reshape(obs.batch_size, config.candidates, *actions.shape[1:])
 
 

@@ -35,12 +35,11 @@ class Draws:
     """Chunks drawn from the policy at each observation.
 
     Attributes:
-        count: how many, the greedy one first; 0: none. temperature, seed: of the others.
+        count: how many, the greedy one first; 0: none. seed: of the others.
         noise: (steps, D), of the noise that each is made of, the first one of none; None: as the policy draws them.
     """
 
     count: int = 0
-    temperature: float = 1.0
     seed: int = 0
     noise: tuple[int, int] | None = None
 
@@ -103,7 +102,7 @@ class FeatureCache:
     def _path(self, data: EpisodeDataset, chunk_size: int, draws: Draws) -> Path:
         """Where what is drawn is kept; of no draws, the embeddings."""
         rows = hashlib.blake2b(np.ascontiguousarray(data.rows, np.int64).tobytes(), digest_size=16).hexdigest()
-        drawn = [draws.count, draws.temperature, draws.seed] if draws.count else []
+        drawn = [draws.count, draws.seed] if draws.count else []
         drawn += [list(draws.noise)] if draws.noise else []
         facts = [FORMAT, data.cache.name, rows, chunk_size, self.policy, self.section, drawn]
         facts += [renamed] if (renamed := {c: name for c, name in sorted(data.cameras.items()) if c != name}) else []
@@ -140,7 +139,7 @@ def compute_features(policy: Policy, observations: Iterable[Observation], draws:
             candidates.append(drawn)
             noise.append(noises)
         elif draws.count:
-            features, drawn = embed_and_draw(policy, obs, draws.count, generator, draws.temperature)
+            features, drawn = embed_and_draw(policy, obs, draws.count, generator, 1.0)
             candidates.append(drawn)
         else:
             features = policy.embed(obs)

@@ -64,7 +64,7 @@ def own_chunks(
     rows = choose(logged.weight, np.arange(len(logged)), config.ppo.decisions, rng)
     obs = policy.prepare(observations(data, rows))
     generator = torch.Generator().manual_seed(derived_seed(seed, _CHUNKS, iteration))
-    chunks = draw(policy, obs, count, config.sampling_temperature, generator)
+    chunks = draw(policy, obs, count, generator)
     value = critic.values(rows, chunks.actions.reshape(len(rows), count, *chunks.actions.shape[1:])).min(0)
     advantage = value - value.mean(1, keepdims=True)
     advantage = (advantage / max(float(advantage.std()), 1e-6)).reshape(-1, 1)
@@ -89,13 +89,13 @@ def update(
 ) -> dict[str, float]:
     """Make the algorithm's epochs on a batch, with a fresh optimizer; its metrics."""
     order = derived_seed(seed, _ORDER, iteration)
-    return algo.build(policy, order, temperature=config.sampling_temperature).update(batch)
+    return algo.build(policy, order).update(batch)
 
 
-def draw(policy: Policy, obs: Observation, count: int, temperature: float, generator: torch.Generator) -> ActionChunk:
+def draw(policy: Policy, obs: Observation, count: int, generator: torch.Generator) -> ActionChunk:
     """`count` chunks of the policy at each of B observations, (B * count) of them, with their likelihoods."""
     rows, obs, found = np.repeat(np.arange(obs.batch_size), count), policy.prepare(obs), []
     with evaluation_mode(policy):
         for first in range(0, len(rows), _BATCH):
-            found.append(policy.act(obs.select(rows[first : first + _BATCH]), generator, temperature))
+            found.append(policy.act(obs.select(rows[first : first + _BATCH]), generator))
     return ActionChunk.concatenate(found)

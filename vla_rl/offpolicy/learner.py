@@ -10,13 +10,15 @@ import numpy as np
 import torch
 
 from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig, online_training
-from vla_rl.offpolicy.critic import critic_loss
+from vla_rl.offpolicy.critic import SUBSET, critic_loss
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks, q_logits
 from vla_rl.offpolicy.noise_learner import NoiseLearner
 from vla_rl.offpolicy.replay import ReplayBatch
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.training.trainer import Trainer
+
+_TARGET_CANDIDATES = 4  # How many stand for choice in the targets of critic.targets=best_of_n.
 
 
 class OffPolicyLearner:
@@ -115,7 +117,7 @@ class OffPolicyLearner:
             value = self.networks.slow_v(there)[:, 0].sigmoid()
         elif config.targets == "actor":
             assert self.noise is not None, "checked by the config"
-            members = rng.choice(config.members, size=min(config.subset, config.members), replace=False)
+            members = rng.choice(config.members, size=min(SUBSET, config.members), replace=False)
             value = self.noise.value(there, members.tolist(), noise)
         else:
             value = self._best_value(there, batch.next_candidates[batch.goes_on], rng, noise)
@@ -126,14 +128,14 @@ class OffPolicyLearner:
         self, place: torch.Tensor, candidates: np.ndarray, rng: np.random.Generator, noise: torch.Generator
     ) -> torch.Tensor:
         """The best of some candidates, (B,), by the smallest of some slow Q."""
-        count = min(self.config.target_candidates, candidates.shape[1])
+        count = min(_TARGET_CANDIDATES, candidates.shape[1])
         some = rng.choice(candidates.shape[1], size=count, replace=False)
         chunk = self.networks.normal_chunk(torch.from_numpy(candidates[:, some]))
         where = place[:, None].expand(-1, count, -1)
         if self.editor is not None:
             edited, _ = self.editor(self.networks, where, chunk, torch.randn(chunk.shape, generator=noise))
             chunk, where = torch.cat([chunk, edited], 1), torch.cat([where, where], 1)
-        members = rng.choice(len(self.slow_q), size=min(self.config.critic.subset, len(self.slow_q)), replace=False)
+        members = rng.choice(len(self.slow_q), size=min(SUBSET, len(self.slow_q)), replace=False)
         networks = torch.nn.ModuleList([self.slow_q[int(number)] for number in members])
         return q_logits(networks, where, chunk).min(0).values.max(1).values.sigmoid()
 

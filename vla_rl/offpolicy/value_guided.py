@@ -56,7 +56,6 @@ class ValueGuidedPolicy(nn.Module, Policy):
         critic: its Q judges; no other use is made of it.
         editor: changes each candidate a little, and both are judged; None: the base's own alone.
         candidates: chunks of the base's at each observation, its greedy one among them.
-        sampling_temperature: of the others' draws, when the policy itself acts greedily.
         choose_by: which of the chunks acts, see `choose`.
     """
 
@@ -66,12 +65,11 @@ class ValueGuidedPolicy(nn.Module, Policy):
         critic: CriticNetworks,
         editor: EditPolicy | None,
         candidates: int,
-        sampling_temperature: float = 1.0,
         choose_by: ChooseBy = "lead",
     ) -> None:
         super().__init__()
         self.base, self.critic, self.editor = base, critic, editor
-        self.candidates, self.sampling_temperature = candidates, sampling_temperature
+        self.candidates = candidates
         self.choose_by: ChooseBy = choose_by
         self.chunk_size, self.action_dim, self.cameras = base.chunk_size, base.action_dim, base.cameras
         self.uses_state, self.state_dim, self.image_size = base.uses_state, base.state_dim, base.image_size
@@ -90,7 +88,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
         same chunk; else by the generator, at this temperature.
         """
         if temperature == 0:
-            generator, temperature = _same_noise(obs.batch_size), self.sampling_temperature
+            generator, temperature = _same_noise(obs.batch_size), 1.0
         found = self.judge(obs, generator, temperature)
         rows = np.arange(obs.batch_size)
         return ActionChunk(found.chunks[rows, found.best], value=found.value[rows, found.best])
@@ -153,9 +151,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
     def _of(cls, base: Policy, critic: CriticNetworks, facts: dict[str, Any]) -> ValueGuidedPolicy:
         """What `_facts` describes, with fresh networks."""
         editor = EditPolicy(**facts["editor"]) if facts["editor"] else None
-        # Policies that were saved before there was a choice do as they did.
-        by = facts.get("choose_by", "value")
-        return cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"], by)
+        return cls(base, critic, editor, facts["candidates"], facts["choose_by"])
 
     def _added(self) -> nn.ModuleDict:
         """What is there besides the base."""
@@ -165,7 +161,6 @@ class ValueGuidedPolicy(nn.Module, Policy):
         return {
             "kind": "value_guided",
             "candidates": self.candidates,
-            "sampling_temperature": self.sampling_temperature,
             "choose_by": self.choose_by,
             "critic": self.critic.facts,
             "editor": self.editor.facts if self.editor is not None else None,

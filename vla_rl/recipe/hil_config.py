@@ -65,7 +65,6 @@ class HilConfig(ReplayLearningConfig):
     publish_every: PositiveInt = Field(
         default=20, description="Episodes learned from until the policy is published, and a checkpoint saved."
     )
-    keep_published: int = Field(default=3, ge=2, description="Published policies kept, the newest ones.")
     start_index: NonNegativeInt = Field(
         default=500_000, description="actor=simulator: first initial state of the train split."
     )

@@ -39,6 +39,7 @@ from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fr
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
 TOGETHER = 20  # Episodes taken up together, at most.
 ACTOR_LOG = "actor.log"
+_KEEP_PUBLISHED = 3  # Policies for the actor, the newest ones.
 COUNTS = ("episodes", "successes", "alone", "interventions", "resets", "person_minutes")
 
 
@@ -260,7 +261,7 @@ class _Learner(ReplayLearning):
             self.show(f"{error}; published anew")
             before = None
         if before is None or before.number != self.num_updates:
-            publish(folder, self.num_updates, self._current(), self.hil.keep_published)
+            publish(folder, self.num_updates, self._current(), _KEEP_PUBLISHED)
 
     def _metrics(self) -> dict[str, float]:
         """What was counted and learned since this was last asked."""

@@ -131,7 +131,6 @@ class _Run(ReplayLearning):
                 policy,
                 env,
                 [spec_of(list(env.spec.tasks), self.config.start_index, n) for n in numbers],
-                temperature=self.config.sampling_temperature,
                 seed=[derived_seed(self.recipe.seed, COLLECT, n) for n in numbers],
                 on_episode=on_episode,
             )

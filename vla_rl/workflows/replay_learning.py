@@ -99,7 +99,7 @@ class ReplayLearning:
         if not needed and self.noise_shape is None:
             return NO_DRAWS
         seed = derived_seed(self.recipe.seed, DRAWS, number) if number else 0  # Logged ones' are kept for all runs.
-        return Draws(self.config.candidates, self.config.sampling_temperature, seed, self.noise_shape)
+        return Draws(self.config.candidates, seed, self.noise_shape)
 
     def learner_for(self, data: Transitions) -> OffPolicyLearner:
         """The learner; a new one, which normalizes by these decisions, where there is none yet."""
@@ -144,7 +144,6 @@ class ReplayLearning:
             self.learner.networks,
             self.learner.editor,
             config.candidates,
-            config.sampling_temperature,
             config.choose_by,
         )
 

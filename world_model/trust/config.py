@@ -21,9 +21,6 @@ class MeasureConfig(Config):
     action_frames: PositiveInt = Field(
         default=6, description="Frames imagined with other actions; later ones are off anyhow."
     )
-    inverse_pairs: PositiveInt = Field(
-        default=2000, description="Pairs of frames that the inverse dynamics is trained on, at most."
-    )
     inverse_updates: NonNegativeInt = Field(
         default=300, description="Its updates, of 64 pairs; 0 leaves it out (its figures are then not measured)."
     )
@@ -33,20 +30,6 @@ class MeasureConfig(Config):
         le=MAX_AUC_FRAMES,
         description="AUC is measured this many frames after a real one, and at each number below: how far a branch "
         "from a real frame may imagine. 0 leaves it out; each frame costs as much as imagining the episodes once.",
-    )
-    calibration_bins: PositiveInt = Field(default=10, description="Bins of the calibration curve.")
-    horizon_margin: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="Images hold where imagination removes at least this share of the error of repeating the first "
-        "frame; outcomes where successes are imagined as such more often than failures, by more than this.",
-    )
-    horizon_episodes: PositiveInt = Field(
-        default=20, description="A frame that fewer episodes have is not judged: the trust horizon ends before it."
-    )
-    horizon_outcomes: PositiveInt = Field(
-        default=10, description="Successes and failures that a frame needs for its outcomes to be judged by that."
     )
     num_clips: NonNegativeInt = Field(
         default=3, description="Imagined-beside-real clips of each kind: success, failure, false and missed success."

@@ -20,7 +20,7 @@ from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_cor
 from vla_rl.evaluation.statistics import Interval
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import ActionReader
-from world_model.trust.measures.horizon import horizon_figures
+from world_model.trust.measures.horizon import MIN_EPISODES, horizon_figures
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
 from world_model.trust.measures.objects import object_figures
 from world_model.trust.measures.open_loop import (
@@ -40,6 +40,7 @@ from world_model.types import LoggedEpisode, collate
 
 POLICY_FIGURES = ("pearson", "spearman", "mmrv", "policy_agreement", "policy_gap")
 _INVERSE_FIGURES = ("inverse_error_real", "inverse_error_imagined", "inverse_error_ratio")
+_CALIBRATION_BINS = 10
 _SIMPLE_MEANS = ("state_error", "latent_error", "psnr", "psnr_reconstruction", "psnr_copy", "ssim", "lpips")
 
 
@@ -100,8 +101,8 @@ def measure(
     noise, other_noise = Noise(config.seed), Noise(config.seed, 1)
     done = replay(world_model, data.held_out, config.batch_size, noise, lpips, video, other_noise)
     figures = replay_figures(done, groups)
-    calibrations = _calibrations(done, config)
-    figures |= _calibration_figures(calibrations, done, groups, config)
+    calibrations = _calibrations(done)
+    figures |= _calibration_figures(calibrations, done, groups)
     figures |= _signal_figures(done, groups, not_measured)
     if config.auc_frames:
         say(f"the same from real frames up to {config.auc_frames} before each")
@@ -109,7 +110,7 @@ def measure(
     figures |= object_figures(world_model, data.held_out, config.batch_size, config.seed, not_measured)
     say("the same with other actions")
     figures |= _action_figures(world_model, data, config, not_measured)
-    figures |= _horizons(done, groups, config, world_model.frame_steps, not_measured)
+    figures |= _horizons(done, groups, world_model.frame_steps, not_measured)
     if len(data.policies) > 1:
         figures |= policy_figures(data.policies)
     else:
@@ -120,7 +121,7 @@ def measure(
     for style, episodes in data.styles.items():
         say(f"style {style}: imagining {len(episodes)} episodes")
         seen = replay(world_model, episodes, config.batch_size, Noise(config.seed), lpips, video)
-        styles[style] = _style_figures(seen, _groups(episodes), config)
+        styles[style] = _style_figures(seen, _groups(episodes))
     report = TrustReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=provenance or Provenance(),
@@ -202,7 +203,7 @@ def _inverse_dynamics(
         )
         not_measured |= dict.fromkeys(_INVERSE_FIGURES, why)
         return None, judged
-    return ActionReader(world_model, train, config.inverse_pairs, config.inverse_updates, config.seed), judged
+    return ActionReader(world_model, train, config.inverse_updates, config.seed), judged
 
 
 def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lpips | None, VideoFeatures | None]:
@@ -218,40 +219,37 @@ def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lp
     return lpips, video
 
 
-def _calibrations(done: Replay, config: MeasureConfig) -> dict[str, Calibration]:
-    real, bins = done.real[:, -1], config.calibration_bins
+def _calibrations(done: Replay) -> dict[str, Calibration]:
+    real = done.real[:, -1]
     return {
-        "imagined": calibration(done.probability, real, bins),
-        "real": calibration(done.head_probability, real, bins),
+        "imagined": calibration(done.probability, real, _CALIBRATION_BINS),
+        "real": calibration(done.head_probability, real, _CALIBRATION_BINS),
     }
 
 
-def _calibration_figures(
-    calibrations: dict[str, Calibration], done: Replay, groups: np.ndarray, config: MeasureConfig
-) -> dict[str, Figure]:
-    real, bins, count = done.real[:, -1], config.calibration_bins, len(groups)
+def _calibration_figures(calibrations: dict[str, Calibration], done: Replay, groups: np.ndarray) -> dict[str, Figure]:
+    real, count = done.real[:, -1], len(groups)
     seen = {
         "imagined": ("calibration_error", done.probability),
         "real": ("head_calibration_error", done.head_probability),
     }
     return {
-        name: figure(calibrations[kind].error, calibration_interval(probability, real, groups, bins), count)
+        name: figure(
+            calibrations[kind].error, calibration_interval(probability, real, groups, _CALIBRATION_BINS), count
+        )
         for kind, (name, probability) in seen.items()
     }
 
 
-def _style_figures(seen: Replay, groups: np.ndarray, config: MeasureConfig) -> dict[str, Figure]:
+def _style_figures(seen: Replay, groups: np.ndarray) -> dict[str, Figure]:
     figures = replay_figures(seen, groups) | _signal_figures(seen, groups, {})
-    return figures | _calibration_figures(_calibrations(seen, config), seen, groups, config)
+    return figures | _calibration_figures(_calibrations(seen), seen, groups)
 
 
-def _horizons(
-    done: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int, not_measured: dict[str, str]
-) -> dict[str, Figure]:
-    if len(groups) >= config.horizon_episodes:
-        return horizon_figures(done, groups, config, frame_steps)
-    needed = f"{config.horizon_episodes} (world_model.measure.horizon_episodes)"
-    why = f"{len(groups)} held-out episodes, it needs {needed}"
+def _horizons(done: Replay, groups: np.ndarray, frame_steps: int, not_measured: dict[str, str]) -> dict[str, Figure]:
+    if len(groups) >= MIN_EPISODES:
+        return horizon_figures(done, groups, frame_steps)
+    why = f"{len(groups)} held-out episodes, it needs {MIN_EPISODES}"
     not_measured |= dict.fromkeys(("trust_horizon", "image_horizon", "outcome_horizon"), why)
     return {}
 

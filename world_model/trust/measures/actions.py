@@ -15,6 +15,7 @@ from world_model.trust.types import WorldModel
 from world_model.types import Actions, Frames, LoggedEpisode, collate
 
 _ENCODE_EPISODES = 16
+_PAIRS = 2000  # Of frames, that the network is trained on, at most.
 
 
 def other_actions(episodes: Sequence[LoggedEpisode], kind: str, seed: int) -> list[np.ndarray]:
@@ -59,13 +60,11 @@ class ActionReader:
     Args:
         world_model: encodes the frames.
         episodes: real ones to train on.
-        num_pairs: pairs of frames to train on, at most. num_updates: AdamW steps of 64 pairs.
+        num_updates: AdamW steps of 64 pairs.
     """
 
-    def __init__(
-        self, world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_pairs: int, num_updates: int, seed: int
-    ) -> None:
-        before, after, actions = _training_pairs(world_model, episodes, num_pairs, seed)
+    def __init__(self, world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_updates: int, seed: int) -> None:
+        before, after, actions = _training_pairs(world_model, episodes, seed)
         num_views, *shape = before.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -105,10 +104,10 @@ class ActionReader:
 
 
 def _training_pairs(
-    world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_pairs: int, seed: int
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Latents before and after (N, V, C, h, w), and the mean action between (N, A), of pairs drawn at random."""
-    share = min(1.0, num_pairs / max(sum(e.num_frames - 1 for e in episodes), 1))
+    share = min(1.0, _PAIRS / max(sum(e.num_frames - 1 for e in episodes), 1))
     rng = np.random.default_rng(seed)
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for chunk in _chunks(episodes, _ENCODE_EPISODES):

@@ -7,21 +7,26 @@ import numpy as np
 from vla_rl.evaluation.bootstrap import SMALLEST, mean_bands
 from vla_rl.evaluation.figure import Figure
 from vla_rl.evaluation.outcomes import informedness_figure, majority_guess
-from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.open_loop import Replay
 
+# Images hold where imagination removes at least this share of the error of repeating the first frame; outcomes where
+# successes are imagined as such more often than failures, by more than this.
+MARGIN = 0.1
+MIN_EPISODES = 20  # A frame that fewer have is not judged: the horizon ends before it.
+MIN_OUTCOMES = 10  # Successes and failures that a frame needs for its outcomes to be judged by them.
 
-def horizon_figures(replay: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int) -> dict[str, Figure]:
+
+def horizon_figures(replay: Replay, groups: np.ndarray, frame_steps: int) -> dict[str, Figure]:
     """Trust horizon and the two that it is the shorter of, in control steps; see `figures.FIGURES`.
 
-    Each ends before the first frame that does not hold, or that fewer than `horizon_episodes` episodes have.
+    Each ends before the first frame that does not hold, or that fewer than `MIN_EPISODES` episodes have.
 
     Args:
         groups: (E,), initial states. frame_steps: G.
     """
-    enough = replay.num_episodes >= config.horizon_episodes
-    images = _frames_held(enough & images_hold(replay, config.horizon_margin))
-    held = outcomes_hold(replay.real, replay.imagined, groups, config.horizon_outcomes, config.horizon_margin)
+    enough = replay.num_episodes >= MIN_EPISODES
+    images = _frames_held(enough & images_hold(replay, MARGIN))
+    held = outcomes_hold(replay.real, replay.imagined, groups, MIN_OUTCOMES, MARGIN)
     outcomes = _frames_held(enough & held)
     frames = {"image_horizon": images, "outcome_horizon": outcomes, "trust_horizon": min(images, outcomes)}
     return {name: Figure(value=frame_steps * count, n=len(groups)) for name, count in frames.items()}
