@@ -15,8 +15,10 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.tables import print_table
 from vla_rl.config import apply_overrides, validate
 from vla_rl.evaluation.compare import compare as compare_evaluations
+from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialConfig
+from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import ANY, COLLECT, EVAL
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect as run_collect
@@ -115,16 +117,34 @@ def compare(
     recipe: Annotated[
         str | None, typer.Option(help="Run policies A and B (folders) in this recipe's environment; stops when clear.")
     ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="The smallest difference that matters, in points; the exit code tells then."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the comparison as JSON here.")] = None,
 ) -> None:
-    """Is B better than A? Paired on the same initial states, with an exact test and intervals.
+    """Is B better than A? Paired on the same initial states, with an exact test, intervals and a verdict.
+
+    The verdict is better, worse, no difference shown (one of the margin is excluded), or too few episodes, with about
+    how many states would tell; the margin is 5 points unless given. With --margin the exit code is 0 for better and for
+    no difference shown, 1 for worse in any mode, 3 for too few episodes; 2 is a command that could not run.
 
     With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on.
     """
     check_writable(output)
+    fraction = MARGIN if margin is None else margin / 100
+    if fraction == 0:
+        raise ConfigError("--margin: got 0; give the smallest difference that matters, in points, such as 5")
     if recipe is not None:
-        _compare_by_running(recipe, a, b, overrides or [], output)
-        return
+        verdicts = [_compare_by_running(recipe, a, b, overrides or [], output, fraction)]
+    else:
+        verdicts = _compare_files(a, b, overrides or [], output, fraction)
+    if margin is not None:
+        codes = [verdict.exit_code for verdict in verdicts]
+        raise typer.Exit(1 if 1 in codes else max(codes))
+
+
+def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | None, margin: float) -> list[Verdict]:
     if overrides:
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
     first, second = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
@@ -132,11 +152,21 @@ def compare(
     print_table(comparison.table())
     for warning in comparison.warnings:
         say(f"warning: {warning}")
+    verdicts = [verdict(comparison.result(mode), margin) for mode in comparison.modes]
+    for said in verdicts:
+        typer.echo(said.text())
+        for result, p_value in changed_tasks(comparison.results, said.mode):
+            typer.echo(
+                f"  not chance among the tasks (p {format_p(p_value)}, Holm): {result.text(comparison.label(result))}"
+            )
     if output:
-        comparison.save(output)
+        comparison.save(output, verdicts)
+    return verdicts
 
 
-def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str], output: Path | None) -> None:
+def _compare_by_running(
+    recipe: str, a: str, b: str | None, overrides: list[str], output: Path | None, margin: float
+) -> Verdict:
     if b is None:
         raise ConfigError("compare: --recipe runs two policies; give both folders, A and B")
     own = [text for text in overrides if text.startswith("compare.")]
@@ -144,6 +174,8 @@ def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]
     config = validate(SequentialConfig, options, prefix="compare")
     loaded = load(recipe, [text for text in overrides if text not in own], ANY)
     comparison = compare_policies(loaded, a, b, config)
-    typer.echo(comparison.text())
+    said = verdict(comparison, margin)
+    typer.echo(f"{comparison.text()}\n{said.text()}")
     if output:
-        save_comparison(output, comparison, loaded, a, b, config)
+        save_comparison(output, comparison, loaded, a, b, config, said)
+    return said

@@ -168,10 +168,11 @@ class Comparison(Config):
             )
         return table
 
-    def save(self, path: Path) -> None:
-        """Write JSON, atomically."""
+    def save(self, path: Path, verdicts: Sequence[Config] = ()) -> None:
+        """Write JSON, atomically; with what was said of each mode."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+        values = self.model_dump(mode="json") | {"verdicts": [said.model_dump(mode="json") for said in verdicts]}
+        write_text_atomic(Path(path), json.dumps(values, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Comparison:
@@ -181,7 +182,9 @@ class Comparison(Config):
             EvaluationError: missing, truncated, of another schema, or with invalid fields.
         """
         try:
-            return Comparison.model_validate(read_json_document(Path(path), "comparison", SCHEMA_VERSION))
+            values = read_json_document(Path(path), "comparison", SCHEMA_VERSION)
+            values.pop("verdicts", None)
+            return Comparison.model_validate(values)
         except ValidationError as error:
             raise EvaluationError(f"{path}: not a usable comparison: {error.errors()[0]['msg']}") from None
 

@@ -18,6 +18,7 @@ from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
+from vla_rl.evaluation.verdict import Verdict
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
@@ -123,9 +124,16 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
 
 
 def save_comparison(
-    file: Path, comparison: SequentialComparison, recipe: Recipe, a: str, b: str, config: SequentialConfig
+    file: Path,
+    comparison: SequentialComparison,
+    recipe: Recipe,
+    a: str,
+    b: str,
+    config: SequentialConfig,
+    said: Verdict,
 ) -> None:
     """Write as JSON, atomically, how two policies compared, which they were, and how and where they were run."""
     made = {"a": a, "b": b, "compare": config.model_dump(mode="json"), "env": recipe.acting_env.model_dump(mode="json")}
+    made["verdict"] = said.model_dump(mode="json")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, json.dumps(comparison.model_dump(mode="json") | made, indent=1) + "\n")

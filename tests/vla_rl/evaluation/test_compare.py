@@ -2,15 +2,20 @@
 
 import json
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 from reach_policy import ReachPolicy
+from typer.testing import CliRunner
 
 from sim.dummy import DummyConfig
+from vla_rl.cli.app import app
 from vla_rl.evaluation import statistics
-from vla_rl.evaluation.compare import Comparison, compare, format_p
+from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.sequential_compare import SequentialConfig, compare_sequential
+from vla_rl.evaluation.verdict import changed_tasks, verdict
 
 
 def make(outcomes: dict[str, list[int]], mode="sampled", samples=1, start=0, lost=(), **meta) -> Evaluation:
@@ -226,3 +231,116 @@ def test_sequential_counts_no_state_twice():
     """With a task named twice each pair was run, and counted as evidence, twice."""
     with pytest.raises(ValueError, match="name each task once"):
         SequentialConfig(tasks=("reach_red", "reach_red"))
+
+
+def counted(n: int, gained: int, lost: int, resamples: int = 1000) -> PairedResult:
+    """The result of n states, all others solved by both; resampled less often than in use."""
+    a, b = np.ones(n), np.ones(n)
+    a[:gained], b[gained : gained + lost] = 0, 0
+    return PairedResult(
+        mode="sampled",
+        task=None,
+        num_pairs=n,
+        num_states=n,
+        rate_a=a.mean(),
+        interval_a=statistics.wilson_interval(int(a.sum()), n),
+        rate_b=b.mean(),
+        interval_b=statistics.wilson_interval(int(b.sum()), n),
+        gained=gained,
+        lost=lost,
+        difference=(gained - lost) / n,
+        bootstrap=statistics.paired_bootstrap_interval(a, b, num_resamples=resamples),
+        p_value_by_state=statistics.clustered_sign_test(b - a),
+    )
+
+
+def test_a_verdict_says_better_worse_no_difference_or_too_few():
+    better, worse = verdict(counted(100, 20, 4), 0.05), verdict(counted(100, 4, 20), 0.05)
+    assert (better.word, worse.word) == ("better", "worse")
+    assert (better.exit_code, worse.exit_code) == (0, 1)
+    assert better.text().startswith("sampled: b is better: +16.0 points [") and better.states_needed is None
+    none = verdict(counted(400, 8, 8), 0.05)
+    assert (none.word, none.exit_code) == (
+        "no difference shown",
+        0,
+    ) and "one of 5 points or more is excluded" in none.text()
+    few = verdict(counted(40, 3, 2), 0.05)
+    assert (few.word, few.exit_code) == ("too few episodes", 3)
+    assert few.states_needed and f"about {few.states_needed} would tell" in few.text()
+    assert verdict(counted(40, 3, 2), 0.5).word == "no difference shown"  # By a margin that the user names.
+    # 12 states that agree show nothing of a margin that 24 % of all states may exceed, and a gain in 5 of 5 is chance.
+    assert verdict(counted(12, 0, 0), 0.1).word == "too few episodes"
+    assert verdict(counted(5, 5, 0), 0.05).word == "too few episodes"
+    small = verdict(counted(2000, 30, 10), 0.05)  # Surely not 0, and surely less than matters.
+    assert small.p_value < 0.01 and small.word == "no difference shown"
+
+
+@pytest.mark.parametrize(("n", "margin"), [(50, 0.1), (150, 0.05)])
+def test_verdicts_err_as_seldom_as_they_say(n: int, margin: float):
+    """Of 2,000 pairs of evaluations of each kind; equal counts are judged once."""
+    rng = np.random.default_rng(0)
+    words: dict[tuple[int, int], str] = {}
+
+    def shares(gained: float, lost: float) -> Counter[str]:
+        drawn = Counter(map(tuple, rng.multinomial(n, [gained, lost, 1 - gained - lost], 2000)[:, :2].tolist()))
+        found: Counter[str] = Counter()
+        for (g, fewer), times in drawn.items():
+            if (g, fewer) not in words:
+                words[g, fewer] = verdict(counted(n, g, fewer, resamples=250), margin).word
+            found[words[g, fewer]] += times / 2000
+        return found
+
+    for base in (0.02, 0.1):
+        equal = shares(base, base)
+        assert equal["better"] + equal["worse"] < 0.055
+    for base in (0.0, 0.02, 0.1):
+        lost = shares(base, base + margin)
+        assert lost["better"] < 0.03 and lost["no difference shown"] < 0.035
+    assert shares(0.3 + margin, 0.05)["better"] > 0.95
+
+
+def test_as_many_states_as_it_asks_for_do_tell():
+    few = verdict(counted(60, 4, 3), 0.1)
+    needed = few.states_needed or 0
+    rng = np.random.default_rng(0)
+    for lean in (0.0, 0.1):  # The truth is no difference, or one of the margin.
+        drawn = rng.multinomial(needed, [4 / 60 + lean, 3 / 60, 1 - 7 / 60 - lean], 25)
+        words = [verdict(counted(needed, int(g), int(lost)), 0.1).word for g, lost, _ in drawn]
+        assert words.count("better" if lean else "no difference shown") >= 20, words
+        assert "worse" not in words
+
+
+def test_a_task_that_fell_is_named_in_a_run_that_rose():
+    a = {"push": [0] * 50, "pick": [1] * 30, **{f"task_{i}": [0, 1] for i in range(3)}}
+    b = {"push": [1] * 40 + [0] * 10, "pick": [0] * 12 + [1] * 18, **{f"task_{i}": [1, 1] for i in range(3)}}
+    comparison = compare(make(a), make(b))
+    assert verdict(comparison.result("sampled")).word == "better"
+    (worst, p), (best, _) = changed_tasks(comparison.results, "sampled")
+    assert (worst.task, best.task) == ("pick", "push")
+    assert p == pytest.approx(4 * 2 / 2**12)  # The second of five tasks.
+    few = compare(make({"push": [1] * 6, "pick": [1] * 6}), make({"push": [0] * 6, "pick": [1] * 6}))
+    assert changed_tasks(few.results, "sampled") == []  # p is 0.031 alone, 0.062 of two tasks.
+
+
+def test_the_exit_code_is_for_a_pipeline(tmp_path):
+    def files(gained: int, lost: int, n: int = 100) -> list[str]:
+        same = [1] * (n - gained - lost)
+        make({"push": [0] * gained + [1] * lost + same}).save(tmp_path / "a.json")
+        make({"push": [1] * gained + [0] * lost + same}).save(tmp_path / "b.json")
+        return [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+
+    def run(*arguments: str):
+        return CliRunner().invoke(app, ["compare", *arguments])
+
+    worse = run(*files(2, 30), "--margin", "5", "-o", str(tmp_path / "said.json"))
+    assert worse.exit_code == 1 and "sampled: b is worse: -28.0 points" in worse.stdout, worse.output
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert (
+        said["verdicts"][0]["word"] == "worse" and Comparison.load(tmp_path / "said.json").result("sampled").lost == 30
+    )
+    assert run(*files(2, 30)).exit_code == 0  # Without a margin it is a table to read.
+    assert run(*files(30, 2), "--margin", "5").exit_code == 0
+    few = run(*files(3, 1, 20), "--margin", "5")
+    assert few.exit_code == 3 and "states; about" in few.stdout
+    zero = run(*files(3, 1), "--margin", "0")
+    assert zero.exit_code == 2 and "--margin: got 0" in zero.stderr

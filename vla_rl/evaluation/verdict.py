@@ -1,0 +1,139 @@
+"""The word at a comparison's end: better, worse, no difference shown, or too few episodes, by a margin that matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from scipy.special import ndtri
+
+from vla_rl.config import Config
+from vla_rl.evaluation.compare import PairedResult, format_p
+from vla_rl.evaluation.sequential_compare import SequentialComparison
+from vla_rl.evaluation.statistics import Interval
+
+ALPHA = 0.05
+MARGIN = 0.05  # Unless the user names one.
+Word = Literal["better", "worse", "no difference shown", "too few episodes"]
+
+
+class Verdict(Config):
+    """What a comparison says of b, with two errors bounded.
+
+    "Better" and "worse" need an exact p-value below 5 % and an interval on one side of 0. "No difference shown" needs
+    an interval inside the margin on both sides, so that it is wrong of a difference of the margin in at most 2.5 % of
+    comparisons; so tight an interval says so whether or not it holds 0. All else is "too few episodes".
+
+    Attributes:
+        margin: the smallest difference of success rates that matters, a fraction.
+        interval: of the difference, what `word` stands on; it may be wider than the comparison's own, see `verdict`.
+        num_states: initial states (pairs of episodes, where nothing is known of states).
+        states_needed: about how many would tell, whichever it is; None where it is told.
+    """
+
+    word: Word
+    mode: str
+    margin: float
+    difference: float
+    interval: Interval
+    p_value: float
+    num_states: int
+    states_needed: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0: better, or no difference shown. 1: worse. 3: too few episodes."""
+        return {"worse": 1, "too few episodes": 3}.get(self.word, 0)
+
+    def text(self) -> str:
+        """One line for people, in percentage points."""
+        low, high = (f"{100 * end:+.1f}" for end in self.interval)
+        found = f"{100 * self.difference:+.1f} points [{low}, {high}], p {format_p(self.p_value)}"
+        margin = f"{100 * self.margin:g} points"
+        if self.states_needed is not None:
+            return (
+                f"{self.mode}: too few episodes: {found}, of {self.num_states} states; about {self.states_needed} "
+                f"would tell better, worse, or no difference of {margin}"
+            )
+        if self.word == "no difference shown":
+            return f"{self.mode}: no difference shown: {found}; one of {margin} or more is excluded"
+        return f"{self.mode}: b is {self.word}: {found}"
+
+
+def verdict(result: PairedResult | SequentialComparison, margin: float = MARGIN) -> Verdict:
+    """Return the verdict on all of a mode's episodes, or on a comparison that stopped by itself.
+
+    A bootstrap cannot resample what no state showed: with few states that differ its interval is too narrow to exclude
+    anything. So the interval also holds that of the shares gained and lost, each with its Wilson interval (put together
+    as recovered variances: Zou & Donner 2008, Stat. Med. 27:1693-1702). With half the margin to both sides any interval
+    excludes either 0 or the margin, which gives the states needed.
+
+    Args:
+        margin: the smallest difference that matters, a fraction in 0 .. 1.
+    """
+    if isinstance(result, SequentialComparison):
+        mode, p_value, interval, num_states = "b against a", result.p_value, result.interval, result.num_pairs
+        difference, alpha = result.rate_b - result.rate_a, result.alpha
+    else:
+        mode, p_value, num_states = result.mode, result.p_value_by_state, result.num_states
+        difference, alpha = result.difference, ALPHA
+        wider = _of_gained_and_lost(result)
+        interval = Interval(min(result.bootstrap.low, wider.low), max(result.bootstrap.high, wider.high))
+        shown = result.bootstrap.excludes_zero and p_value < alpha
+        interval = result.bootstrap if shown and not _inside(interval, margin) else interval
+    needed = None
+    if _inside(interval, margin):
+        word: Word = "no difference shown"
+    elif interval.excludes_zero and p_value < alpha:
+        word = "better" if difference > 0 else "worse"
+    else:
+        word = "too few episodes"
+        needed = _rounded_up(num_states * max(((interval.high - interval.low) / margin) ** 2, 1.2))
+    return Verdict(
+        word=word,
+        mode=mode,
+        margin=margin,
+        difference=difference,
+        interval=interval,
+        p_value=p_value,
+        num_states=num_states,
+        states_needed=needed,
+    )
+
+
+def changed_tasks(results: Sequence[PairedResult], mode: str) -> list[tuple[PairedResult, float]]:
+    """Tasks whose change is not chance, the greatest loss first, each with its p-value corrected for their number.
+
+    By Holm's rule (1979, Scand. J. Stat. 6:65-70): the chance that any task is named by chance is at most 5 %.
+    """
+    tasks = sorted((r for r in results if r.mode == mode and r.task is not None), key=lambda r: r.p_value_by_state)
+    found, p_value = [], 0.0
+    for rank, result in enumerate(tasks):
+        p_value = max(p_value, min(1.0, (len(tasks) - rank) * result.p_value_by_state))
+        if p_value < ALPHA:
+            found.append((result, p_value))
+    return sorted(found, key=lambda pair: pair[0].difference)
+
+
+def _inside(interval: Interval, margin: float) -> bool:
+    return -margin < interval.low and interval.high < margin
+
+
+def _of_gained_and_lost(result: PairedResult) -> Interval:
+    """An interval of the difference that is honest where few states differ; a state's samples count as one."""
+    n, z2 = result.num_states, float(ndtri(1 - ALPHA / 2)) ** 2
+    below, above = [], []
+    for count in (result.gained, result.lost):
+        share = count / result.num_pairs
+        center, half = share + z2 / (2 * n), math.sqrt(z2 * share * (1 - share) / n + (z2 / (2 * n)) ** 2)
+        below.append(share - (center - half) / (1 + z2 / n))
+        above.append((center + half) / (1 + z2 / n) - share)
+    low, high = math.hypot(below[0], above[1]), math.hypot(above[0], below[1])
+    return Interval(result.difference - low, result.difference + high)
+
+
+def _rounded_up(number: float) -> int:
+    """To two digits."""
+    step = 10 ** max(int(math.log10(number)) - 1, 0)
+    return math.ceil(number / step) * step
