@@ -37,7 +37,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.probability import platt
-from vla_rl.evaluation.statistics import summarize_seeds
+from vla_rl.evaluation.statistics import SEEDS_ALIKE, summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
@@ -394,6 +394,7 @@ def table(args: argparse.Namespace) -> None:
             f"| {arm[0]} | {arm[1]} | {each} | {100 * after.mean():.1f} | {100 * gain.mean:+.1f} {interval} | "
             f"{100 * gap:+.0f} | {correlation:.2f} |"
         )
+    print(f"\n{SEEDS_ALIKE}")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder, read_changes
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import Evaluation, SuccessRate
+from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
 from vla_rl.report.imagination import imagination, rounds
 from vla_rl.report.page import page_template
@@ -238,8 +239,9 @@ def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
     seeds = ", ".join(str(seed) for seed in ablation["seeds"])
     lead = (
         f"Seeds {seeds}, {ablation['num_episodes']} episodes per seed and mode. Intervals are 95 %, for a new seed on "
-        "new initial states: Student's t over the seeds, widened by what the states add. A gain counts when it exceeds "
-        "both controls': rewards shuffled over all trajectories, and as many updates of behavior cloning."
+        f"new initial states: Student's t over the seeds, widened by what the states add. {SEEDS_ALIKE} A gain counts "
+        "when it exceeds both controls': rewards shuffled over all trajectories, and as many updates of behavior "
+        "cloning."
     )
     return {"lead": lead, "rows": rows}
 

@@ -26,7 +26,7 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.statistics import Interval, summarize_seeds
+from vla_rl.evaluation.statistics import SEEDS_ALIKE, Interval, summarize_seeds
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.workflows.jobs import FINAL, Cluster, job, run_jobs
 
@@ -81,7 +81,8 @@ class Ablation(Config):
 
     def table(self) -> Table:
         """For the console."""
-        table = Table(title=f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each", box=SIMPLE_HEAD)
+        title = f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each"
+        table = Table(title=title, box=SIMPLE_HEAD, caption=SEEDS_ALIKE, caption_justify="left")
         for name in ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed"):
             table.add_column(name)
         for g in self.gains:

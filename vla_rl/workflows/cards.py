@@ -14,6 +14,7 @@ from vla_rl.data.health import check_datasets
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import SuccessRate
+from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.report.read import Run, control_of, made_by, read_run
 from vla_rl.report.report import warnings_of
 from vla_rl.workflows.ablate import Ablation
@@ -162,7 +163,8 @@ def _controls(ablation: Ablation) -> str:
         by_seed = ", ".join(f"{100 * one:+.1f}" for one in gain.per_seed)
         rows.append((gain.mode, f"{gain.of} minus {gain.over}", f"{100 * gain.mean:+.1f} {interval}", by_seed))
     return (
-        _table(("mode", "difference", "points", "by seed"), rows) + f"\n\nn = {ablation.num_episodes} a run and mode."
+        _table(("mode", "difference", "points", "by seed"), rows)
+        + f"\n\nn = {ablation.num_episodes} a run and mode. {SEEDS_ALIKE}"
     )
 
 

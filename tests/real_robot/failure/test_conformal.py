@@ -67,22 +67,6 @@ def test_the_other_bands_keep_the_promise_too(kind: BandKind) -> None:
     assert 0.03 < np.mean(alarms) <= 0.1 + 3 * np.std(alarms) / np.sqrt(len(alarms))
 
 
-@pytest.mark.parametrize("kind", ["functional", "constant"])
-def test_several_episodes_of_a_state_keep_the_promise(kind: BandKind) -> None:
-    # Ranked episode by episode, a constant band at .1 raised a false alarm in 12.4 % of fresh states' episodes.
-    rng, alarms, num_states = np.random.default_rng(2), [], 20
-    states = np.repeat(np.arange(num_states), 10)
-
-    def episode(of: float) -> np.ndarray:
-        return of + 0.3 * rng.normal(size=int(rng.integers(5, 20)))
-
-    for trial in range(150):
-        own = [episode(of) for of in rng.normal(size=num_states) for _ in range(10)]
-        band = Band.fit(own, [""] * len(own), 0.1, seed=trial, kind=kind, states=states.tolist())
-        alarms.append(np.mean([band.standing(episode(rng.normal()), "").max() > band.q for _ in range(40)]))
-    assert 0.01 < np.mean(alarms) <= 0.1 + 2 * np.std(alarms) / np.sqrt(len(alarms))
-
-
 def test_a_constant_band_is_one_threshold_from_all_successes() -> None:
     rng = np.random.default_rng(2)
     own = curves(rng, 19)  # As few as alpha = 0.05 allows: none is spent on a shape.

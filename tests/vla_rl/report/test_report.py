@@ -10,7 +10,7 @@ import pytest
 
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
-from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.statistics import SEEDS_ALIKE, Interval
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.evaluation.video import write_mp4
 from vla_rl.interfaces import Admission
@@ -159,6 +159,7 @@ def test_controls(run):
     (run / "ablation.json").write_text(json.dumps(ablation))
     page = read(write_report(run))
     assert "RL − shuffled rewards" in page and "+12.3" in page and "+10.0, +14.6" in page and "1e-07, 0.02" in page
+    assert SEEDS_ALIKE in html.unescape(page), "beside the table"
     assert "needs three seeds" in page and "without its controls" not in page
     assert "RL's sampled success, in points: +12.3 over shuffled rewards" in html.unescape(page)
     (run / "ablation.json").write_text(json.dumps(ablation | {"gains": [gain | {"mode": "greedy"}]}))

@@ -16,6 +16,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
+from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import jobs as module
 from vla_rl.workflows.ablate import ARMS, LABELS, Ablation, ablate, summarize
@@ -102,7 +103,7 @@ def test_the_table_has_a_row_per_gain():
     arms = {"none": runs("11", "11", "11"), "shuffled_rewards": runs("00", "00", "01")}
     result = summarize("tiny", evaluation("base", "00"), arms, (0, 1, 2))
     table = result.table()
-    assert table.row_count == 3 and "3 seeds, n = 2 each" in str(table.title)
+    assert table.row_count == 3 and "3 seeds, n = 2 each" in str(table.title) and table.caption == SEEDS_ALIKE
     console = Console(width=200)
     with console.capture() as capture:
         console.print(table)
