@@ -43,7 +43,7 @@ from vla_rl.training.config import SFTConfig
 from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.evaluate_policy import evaluate
-from vla_rl.workflows.offline_ppo import OfflinePPO
+from vla_rl.workflows.offline_ppo import improve_by_ppo
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
@@ -85,7 +85,7 @@ def _improve_by_ppo(
     recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
     data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
-    return OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger)
+    return improve_by_ppo(recipe, RunFolder(folder), policy, data, feature_cache(recipe, show), logger, show)
 
 
 def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:
