@@ -27,6 +27,7 @@ from vla_rl.data.dataset import BCBatch, BCDataset, EpisodeDataset
 from vla_rl.data.lerobot_io import PREFERENCES
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.config import PreferencesConfig
+from vla_rl.offpolicy.examples import FACTS_FILE
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.training.bc_trainer import BCTrainer
 
@@ -49,8 +50,6 @@ class Preferences:
 
     def save(self, folder: Path, found: dict[str, float]) -> None:
         """Write them, and figures about them; the folder appears whole or not at all."""
-        from vla_rl.offpolicy.examples import FACTS_FILE
-
         with atomic_folder(folder, "preferences") as partial:
             save_file({"better": self.better, "worse": self.worse, "reference": self.reference}, partial / FILE)
             (partial / FACTS_FILE).write_text(json.dumps(found, indent=1) + "\n")
@@ -58,8 +57,6 @@ class Preferences:
     @staticmethod
     def load(folder: Path) -> tuple[Preferences, dict[str, float]]:
         """What `save` wrote."""
-        from vla_rl.offpolicy.examples import FACTS_FILE
-
         return Preferences(**load_file(folder / FILE)), json.loads((folder / FACTS_FILE).read_text())
 
 
