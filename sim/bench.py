@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.libero.library import import_library
 from sim.remote import RemoteConfig
-from sim.robosuite.tasks import WITH_EXPERT
+from sim.robosuite.expert import WITH_EXPERT
 from vla_rl.config import build_component
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import EpisodeSpec

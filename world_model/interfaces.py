@@ -91,7 +91,7 @@ class DynamicsConfig(Config):
 
 
 class PosteriorConfig(Config):
-    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/posterior.py)."""
+    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/parts.py)."""
 
     members: int = Field(
         default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."

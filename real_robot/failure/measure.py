@@ -25,7 +25,7 @@ from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, F
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.evaluation.statistics import clustered_wilson_interval
-from vla_rl.report.page import page_template
+from vla_rl.report.charts import page_template
 
 NUM_RESAMPLES = 2000
 RESULT_FILE, PAGE_FILE = "failure.json", "failure.html"

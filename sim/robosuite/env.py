@@ -14,8 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.base import SimConfig, check_horizons, check_known
 from sim.rendering.devices import check_backend
-from sim.robosuite.expert import act
-from sim.robosuite.tasks import TASKS, WITH_EXPERT, tasks_with
+from sim.robosuite.expert import TASKS, WITH_EXPERT, act, tasks_with
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX

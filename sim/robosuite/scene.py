@@ -24,7 +24,7 @@ from robosuite.utils import transform_utils  # noqa: E402
 from sim.libero.control import ArmControl  # noqa: E402
 from sim.libero.render import Renderer  # noqa: E402
 from sim.libero.scene import check_arrays  # noqa: E402
-from sim.robosuite.tasks import TASKS  # noqa: E402
+from sim.robosuite.expert import TASKS  # noqa: E402
 
 CONTROL_HZ = 20
 FAST_SHADOW_SIZE = 1024  # texels of the shadow map's side when not drawing exactly; robosuite's is 4096

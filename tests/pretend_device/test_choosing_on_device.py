@@ -11,8 +11,7 @@ from vla_rl.common.row_noise import RowGenerator
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.noise import NoiseActor, NoiseSteeredPolicy
-from vla_rl.offpolicy.steered import SteeredPolicy
+from vla_rl.offpolicy.noise import NoiseActor, NoiseSteeredPolicy, SteeredPolicy
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation
 from vla_rl.workflows.gpu_bench.policy_matrix import SPEC, build

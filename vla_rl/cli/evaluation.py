@@ -12,7 +12,7 @@ from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume,
 from vla_rl.cli.running import joined, load, load_run, resumable
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.common.tables import print_table
+from vla_rl.common.task_names import print_table
 from vla_rl.config import apply_overrides, validate
 from vla_rl.evaluation.compare import compare as compare_evaluations
 from vla_rl.evaluation.compare import format_p

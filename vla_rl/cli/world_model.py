@@ -26,10 +26,8 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.data.keyframes import KeyframeSet
 from vla_rl.recipe.checks import FIT, STUDY
 from vla_rl.workflows.imagination.fit_world_model import RUN
-from vla_rl.workflows.imagination.measure_trust import measure_world_model
-from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
+from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes, show_styles
 from vla_rl.workflows.imagination.policy_ranking import rank_policies
-from vla_rl.workflows.imagination.show_styles import show_styles
 from vla_rl.workflows.imagination.trust_study import TABLE
 from vla_rl.workflows.imagination.trust_study import study as run_study
 

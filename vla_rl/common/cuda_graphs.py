@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -123,3 +123,17 @@ class ReplayedPass:
         with torch.cuda.graph(graph, pool=others), self.constants:
             results = self.function(*own)
         return _Recording(graph, own, results)
+
+
+_RECOMPILATIONS = 64  # Of one code: layers of several kinds share it, and beyond torch's 8 they would run uncompiled.
+
+
+def compile_modules(modules: Iterable[nn.Module], backend: str = "inductor") -> None:
+    """Compile each module's call in place, at its first use. Names of parameters and checkpoints stay as they are.
+
+    Sizes that change (the last batch of a rollout, prompts of other lengths) are left open, so that they do not
+    compile anew.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _RECOMPILATIONS)
+    for module in modules:
+        module.compile(dynamic=True, backend=backend)

@@ -1,9 +1,13 @@
-"""Short names that tell a set's tasks apart, for tables and plots; LIBERO's names as instructions."""
+"""Names and tables for people: short names that tell a set's tasks apart, LIBERO's as instructions; printing tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 LONGEST = 32  # characters; filling words go from names beyond it
 _ALWAYS_DROPPED = ("and place it", "and put it", "pick up", "the")
@@ -52,3 +56,18 @@ def _until_short(name: str) -> str:
         if len(name) > LONGEST:
             name = _without(name, [word])
     return name
+
+
+_UNBOUNDED = 10_000
+
+
+def print_table(table: Table) -> None:
+    """Print a table to standard output; in a file or a pipe, which has no width, no number is cut."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+        console.width = max(console.width, needed)
+    console.print(table)

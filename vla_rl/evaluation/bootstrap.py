@@ -1,9 +1,12 @@
-"""Bootstrap intervals of means and of ratios of sums, over episodes."""
+"""A figure with its interval and n, and bootstrap intervals of means and of ratios of sums, over episodes."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from vla_rl.config import Config, Number
 from vla_rl.evaluation.statistics import Interval
 
 NUM_RESAMPLES = 2000
@@ -61,3 +64,21 @@ def ratio_interval(numerator: np.ndarray, denominator: np.ndarray, groups: np.nd
     """Ratio of sums of float (E,) and its interval; see `ratio_bands`."""
     value, low, high = ratio_bands(numerator[:, None], denominator[:, None], groups)
     return float(value[0]), Interval(float(low[0]), float(high[0]))
+
+
+NO_INTERVAL = Interval(math.nan, math.nan)
+
+
+class Figure(Config):
+    """A measured figure: value, 95 % interval (NaN where it has none), and from how many of what."""
+
+    value: Number
+    low: Number = math.nan
+    high: Number = math.nan
+    n: int
+    of: str = "episodes"
+
+
+def figure(value: float, interval: Interval, n: int, of: str = "episodes") -> Figure:
+    """A figure with its interval."""
+    return Figure(value=value, low=interval.low, high=interval.high, n=n, of=of)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from vla_rl.config import Config, Number
-from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
+from vla_rl.evaluation.bootstrap import NO_INTERVAL, Figure, figure
 from vla_rl.evaluation.statistics import (
     clustered_wilson_interval,
     paired_bootstrap_interval,

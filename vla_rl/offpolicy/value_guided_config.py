@@ -36,7 +36,7 @@ class ValueGuidedConfig(PolicyConfig):
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> ValueGuidedPolicy:
         """See `PolicyConfig.build`."""
-        from vla_rl.offpolicy.steered import SteeredPolicy
+        from vla_rl.offpolicy.noise import SteeredPolicy
 
         if self.path is None:
             raise ConfigError("policy.path: a value_guided policy is made by `run: online`; give the folder it saved")
@@ -58,7 +58,7 @@ class ValueGuidedConfig(PolicyConfig):
     @classmethod
     def load(cls, folder: Path, device: str | torch.device = "cpu") -> ValueGuidedPolicy:
         """See `PolicyConfig.load`."""
-        from vla_rl.offpolicy.steered import SteeredPolicy
+        from vla_rl.offpolicy.noise import SteeredPolicy
         from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 
         steered = "noise" in json.loads((Path(folder) / CONFIG_FILE).read_text())

@@ -1,11 +1,14 @@
-"""Small charts for the report: lines and bars with intervals as inline SVG, one stacked bar. No libraries."""
+"""Jinja pages, and small charts for them: lines and bars with intervals as inline SVG, one stacked bar."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from vla_rl.evaluation.results import shorten
 from vla_rl.evaluation.statistics import Interval
@@ -175,3 +178,11 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "start", full:
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+@cache  # Compiling one takes longer than filling it in, and a run writes its page again and again.
+def page_template(package: str, name: str) -> Template:
+    """Return the template `name` of a package, which may extend "page.html"."""
+    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("vla_rl.report", ".")])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template(name)

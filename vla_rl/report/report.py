@@ -24,13 +24,11 @@ from vla_rl.common.run_folder import RunFolder, read_changes
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
-from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
+from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, page_template
 from vla_rl.report.imagination import imagination, rounds
-from vla_rl.report.page import page_template
 from vla_rl.report.read import Run, control_of, read_run
-from vla_rl.report.status import progress_lines
+from vla_rl.report.status import progress_lines, timing
 from vla_rl.report.suites import suite_charts, suite_headline
-from vla_rl.report.timing import timing
 
 # Videos beyond this are left out, so that the page still opens.
 MAX_VIDEO_BYTES = 24 * 2**20

@@ -13,8 +13,7 @@ from rich.table import Table
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.bootstrap import mean_bands
-from vla_rl.evaluation.figure import Figure, figure
+from vla_rl.evaluation.bootstrap import Figure, figure, mean_bands
 from vla_rl.evaluation.outcomes import Calibration, calibration, outcome_figures
 from vla_rl.evaluation.signal import auc_figure, calibration_interval
 from vla_rl.evaluation.statistics import Interval, spearman

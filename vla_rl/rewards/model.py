@@ -19,7 +19,7 @@ from scipy.special import expit
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.config import Config
 from vla_rl.data.source import resize
-from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.probability import SuccessProbability
 from vla_rl.rewards.base import Judgement, RewardModel
 from vla_rl.rewards.config import RewardNetworkConfig

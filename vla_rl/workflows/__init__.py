@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # Where the work is of each kind of run that trains a policy.
 TRAINING = {
     "train": "vla_rl.workflows.post_train",
-    "sft": "vla_rl.workflows.clone",
+    "sft": "vla_rl.workflows.collect",
     "offline": "vla_rl.workflows.offline",
     "online": "vla_rl.workflows.online",
     "hil": "vla_rl.workflows.hil",

@@ -17,8 +17,7 @@ from vla_rl.recipe.checks import FIT, LOOP, PLAN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.ablate import LABELS
-from vla_rl.workflows.clone import clone
-from vla_rl.workflows.collect import collect
+from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.jobs import BASE
 from vla_rl.workflows.loop.closed_loop import loop

@@ -36,8 +36,7 @@ from vla_rl.recipe.checks import RAC, Run
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.runs import RacRecipe
 from vla_rl.types import EpisodeSpec
-from vla_rl.workflows.clone import clone
-from vla_rl.workflows.collect import collect
+from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
 from vla_rl.workflows.scripted_person import longer, operator_options
 

@@ -17,8 +17,8 @@ from vla_rl.offpolicy.critic import new_networks
 from vla_rl.offpolicy.features import NO_DRAWS, Draws
 from vla_rl.offpolicy.learner import OffPolicyLearner
 from vla_rl.offpolicy.networks import CriticNetworks
+from vla_rl.offpolicy.noise import SteeredPolicy
 from vla_rl.offpolicy.replay import Replay
-from vla_rl.offpolicy.steered import SteeredPolicy
 from vla_rl.offpolicy.transitions import Transitions, logged_transitions
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.recipe.checks import demonstrations_of

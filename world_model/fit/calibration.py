@@ -7,12 +7,13 @@ clip classifier see one. Its rate is over the failed episodes; what bounds it is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import FiniteFloat
 
 from vla_rl.config import Config
-from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import outcome_figures, rate_figure
 from vla_rl.evaluation.probability import SuccessProbability, fit_probability
 from vla_rl.evaluation.statistics import clustered_wilson_interval
@@ -123,3 +124,37 @@ def _check_logits(
             raise ValueError(
                 f"calibration: the logits of episode {i} are not finite; fit the success head again, optim.lr lower"
             )
+
+
+def threshold_values(found: SuccessCalibration) -> dict[str, Any]:
+    """Of a threshold that was chosen, by the names of `WorldModelMetadata`."""
+    return {
+        "success_threshold": found.success_threshold,
+        "clip_threshold": found.clip_threshold,
+        "success_probability": _sigmoid(found.probability),
+        "calibration": found.model_dump(mode="json"),
+        "no_threshold": "",
+    }
+
+
+def no_threshold(score: np.ndarray, succeeded: Sequence[bool], starts: Sequence[str], reason: str) -> dict[str, Any]:
+    """Without a threshold that can be vouched for: the probability, and a verdict above a half of it.
+
+    Args:
+        score: float64 (E,), of each episode, as `Logits.score`.
+        succeeded: bool (E,), real outcomes. starts: (E,), names of the initial states.
+        reason: why there is none.
+    """
+    found = fit_probability(score, np.asarray(succeeded, bool), np.asarray(starts))
+    half = 0.0 if found is None else -found.intercept / found.slope
+    return {
+        "success_threshold": half,
+        "clip_threshold": half,
+        "success_probability": _sigmoid(found),
+        "calibration": {} if found is None else {"probability": found.model_dump(mode="json")},
+        "no_threshold": reason,
+    }
+
+
+def _sigmoid(found: SuccessProbability | None) -> tuple[float, float] | None:
+    return None if found is None else (found.slope, found.intercept)

@@ -39,7 +39,7 @@ from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.objects import ObjectSamples
 from world_model.data.outcomes import ValueSamples
 from world_model.data.styled import StyledImages
-from world_model.fit.calibration import calibrate
+from world_model.fit.calibration import calibrate, no_threshold, threshold_values
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
 from world_model.fit.distillation import Distillation, check_distillation
@@ -52,7 +52,6 @@ from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, continue_in, for_env
 from world_model.fit.success import success_loss
-from world_model.fit.threshold_values import no_threshold, threshold_values
 from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata

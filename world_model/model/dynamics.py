@@ -26,7 +26,7 @@ from world_model.interfaces import Dynamics, DynamicsConfig, PosteriorConfig
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
-from world_model.model.posterior import Posterior
+from world_model.model.parts import Posterior
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.model.video_context import VideoContext, written
 from world_model.noise import NoiseStream

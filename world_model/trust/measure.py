@@ -13,14 +13,12 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from vla_rl.evaluation.bootstrap import ratio_interval
-from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
+from vla_rl.evaluation.bootstrap import NO_INTERVAL, Figure, figure, ratio_interval
 from vla_rl.evaluation.outcomes import Calibration, calibration, majority_guess, outcome_figures, rate_figure
 from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_correlation
 from vla_rl.evaluation.statistics import Interval
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import ActionReader
-from world_model.trust.measures.horizon import MIN_EPISODES, horizon_figures
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
 from world_model.trust.measures.objects import object_figures
 from world_model.trust.measures.open_loop import (
@@ -32,7 +30,7 @@ from world_model.trust.measures.open_loop import (
     probability_ahead,
     replay,
 )
-from world_model.trust.measures.outcomes import policy_figures, policy_rates
+from world_model.trust.measures.outcomes import MIN_EPISODES, horizon_figures, policy_figures, policy_rates
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures, frechet_distance
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.types import TrustData, WorldModel, check_episodes

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
-from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import rate_figure
 from vla_rl.types import Episode
 from world_model.config import ImaginationConfig

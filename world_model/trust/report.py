@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
-from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import Calibration
 from vla_rl.interfaces import Admission, TrustClip, TrustError, Verdict
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig

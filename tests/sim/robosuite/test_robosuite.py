@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sim.robosuite.env import RobosuiteConfig, RobosuiteEnv
-from sim.robosuite.tasks import TASKS, WITH_EXPERT, tasks_with
+from sim.robosuite.expert import TASKS, WITH_EXPERT, tasks_with
 from vla_rl.config import ConfigError, build_component
 from vla_rl.types import EpisodeSpec, Keyframe
 

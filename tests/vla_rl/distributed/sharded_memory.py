@@ -28,7 +28,7 @@ from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.checkpoint import load_checkpoint, save_checkpoint
-from vla_rl.workflows.clone import clone
+from vla_rl.workflows.collect import clone
 
 SPEC = fake_env_spec()
 HEADS: dict[str, Any] = {"value_head": True}  # Not in the folder: fresh.
@@ -131,7 +131,7 @@ def check_same_weights(world: ProcessGroup, config: Any, saved: Path | None = No
 def check_cloning_waits(world: ProcessGroup, folder: Path, output: Path) -> None:
     """`sft` leaves the weights in their file until the policy is cut up."""
     recipe = make_recipe(folder, "parallel=fsdp", "sft={datasets: [none]}")
-    with patch("vla_rl.workflows.clone.check"), patch("vla_rl.training.bc_loop.train_bc") as begun:
+    with patch("vla_rl.workflows.collect.check"), patch("vla_rl.training.bc_loop.train_bc") as begun:
         clone(recipe, output)
     waiting, policy = parts.sources(begun.call_args.args[0]), begun.call_args.args[0]
     assert waiting.keys() == dict(policy.named_parameters()).keys()

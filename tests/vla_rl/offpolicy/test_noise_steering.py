@@ -14,9 +14,8 @@ from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.config import OnlineConfig
 from vla_rl.offpolicy.critic import new_networks
 from vla_rl.offpolicy.learner import OffPolicyLearner
-from vla_rl.offpolicy.noise import NoiseActor, embed_and_steer, noise_shape
+from vla_rl.offpolicy.noise import NoiseActor, SteeredPolicy, embed_and_steer, noise_shape
 from vla_rl.offpolicy.replay import Replay
-from vla_rl.offpolicy.steered import SteeredPolicy
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig

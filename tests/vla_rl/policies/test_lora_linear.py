@@ -13,8 +13,7 @@ from peft.tuners.lora import Linear
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vla_rl.policies.lora import read_adapters
-from vla_rl.policies.lora_linear import ADAPTER, LoraLinear, inject
+from vla_rl.policies.lora import ADAPTER, LoraLinear, inject, read_adapters
 
 
 def adapted(dropout: float = 0.0, weights: torch.dtype = torch.float32) -> LoraLinear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.training.muon import Float32Muon, orthogonal
+from vla_rl.training.optimizers import Float32Muon, orthogonal
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 

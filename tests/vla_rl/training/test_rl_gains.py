@@ -27,7 +27,7 @@ from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.training.train import train
 from vla_rl.types import EpisodeSpec
-from vla_rl.workflows.clone import clone
+from vla_rl.workflows.collect import clone
 from vla_rl.workflows.online import improve_online
 from vla_rl.workflows.record_dataset import collect_dataset
 

@@ -23,8 +23,8 @@ from vla_rl.data.config import DatasetError
 from vla_rl.offpolicy.config import OnlineCriticConfig
 from vla_rl.offpolicy.features import FILE
 from vla_rl.offpolicy.learner import OffPolicyLearner
+from vla_rl.offpolicy.noise import SteeredPolicy
 from vla_rl.offpolicy.replay import ReplayBatch
-from vla_rl.offpolicy.steered import SteeredPolicy
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe

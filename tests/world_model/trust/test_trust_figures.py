@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from block_toy import episodes
 
-from vla_rl.evaluation.bootstrap import mean_bands, ratio_interval
-from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.bootstrap import Figure, mean_bands, ratio_interval
 from vla_rl.evaluation.outcomes import calibration, informedness_figure, outcome_figures
 from vla_rl.evaluation.statistics import wilson_interval
 from world_model.trust.figures import FIGURES, GROUPS, as_text, bound_as_text, evidence, figure_info
 from world_model.trust.measures.actions import other_actions, partners
-from world_model.trust.measures.horizon import outcomes_hold
 from world_model.trust.measures.metrics import drift_curve, psnr, ssim
-from world_model.trust.measures.outcomes import mean_maximum_rank_violation, policy_figures
+from world_model.trust.measures.outcomes import mean_maximum_rank_violation, outcomes_hold, policy_figures
 from world_model.trust.measures.perceptual import frechet_distance, read_state
 from world_model.trust.types import PolicyOutcomes
 

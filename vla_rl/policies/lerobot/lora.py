@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.lerobot.options import FlowLora
-from vla_rl.policies.lora import is_adapter, widen_adapters
-from vla_rl.policies.lora_linear import inject
+from vla_rl.policies.lora import inject, is_adapter, widen_adapters
 
 if TYPE_CHECKING:
     from vla_rl.policies.lerobot.networks import FlowNetwork

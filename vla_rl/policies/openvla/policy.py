@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.common.compiling import compile_modules
-from vla_rl.common.cuda_graphs import ReplayedPass
+from vla_rl.common.cuda_graphs import ReplayedPass, compile_modules
 from vla_rl.common.precision import set_float32_products, wants_bf16
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput

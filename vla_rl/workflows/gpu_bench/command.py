@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def finish(results: Results) -> int:
     """Write the page, say in short what was found, and return the exit status."""
-    from vla_rl.workflows.gpu_bench.page import summary, write_page
+    from vla_rl.workflows.gpu_bench.sheet import summary, write_page
 
     page = write_page(results)
     print(summary(results))

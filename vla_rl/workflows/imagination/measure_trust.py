@@ -1,4 +1,4 @@
-"""`vla-rl world-model eval`: how far a world model can be trusted."""
+"""`vla-rl world-model eval | keyframes | styles`: how far a world model can be trusted, and what its data hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.imagination.real_and_imagined import success_in_both
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
+from world_model.data.keyframes import mine_keyframes as mine
+from world_model.data.style_sheet import write_style_sheet
 from world_model.env.config import WorldModelEnvConfig
 from world_model.trust.evaluate import measure_trust
 
@@ -52,3 +54,18 @@ def measure_world_model(
         show=rich.print,
         folder=folder,
     )
+
+
+def mine_keyframes(recipe: FitRecipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
+    """Mine datasets of the policy's real episodes for moments to start from; writes and returns the file."""
+    limit_threads(recipe)
+    section = world_model_section(recipe)
+    mine(world_model, datasets, section.keyframes, resolve_device(recipe.device)).save(file)
+    return file
+
+
+def show_styles(recipe: FitRecipe, dataset: Path, file: Path, num_episodes: int, num_styles: int) -> list[str]:
+    """Write a picture of a dataset's episodes in the recipe's styles; returns the instructions of those shown."""
+    section = world_model_section(recipe)
+    options = {"seed": recipe.seed, "num_episodes": num_episodes, "num_styles": num_styles}
+    return write_style_sheet(section.style, section.dataset(dataset), env_spec(recipe), file, **options)

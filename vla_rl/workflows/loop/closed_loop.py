@@ -29,8 +29,7 @@ from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import DATASETS_OF_A_FIT, fit_world_model
-from vla_rl.workflows.imagination.measure_trust import measure_world_model
-from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
+from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls

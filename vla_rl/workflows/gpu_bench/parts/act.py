@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_rl.common.compiling import compile_modules
+from vla_rl.common.cuda_graphs import compile_modules
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.workflows.gpu_bench.large_policy import (
     AUTOREGRESSIVE,

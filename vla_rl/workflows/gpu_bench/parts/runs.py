@@ -21,8 +21,7 @@ from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.bc_trainer import BCTrainer
 from vla_rl.training.config import SFTConfig
 from vla_rl.training.train import train
-from vla_rl.workflows.clone import clone
-from vla_rl.workflows.collect import collect
+from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.gpu_bench import policy_matrix
 from vla_rl.workflows.gpu_bench.record import Target
 from vla_rl.workflows.gpu_bench.sheet import LeftOutError, Sheet
