@@ -13,9 +13,10 @@ from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
+from vla_rl.evaluation.foreign import file_of
 from vla_rl.policies.base import describing_folder
 from vla_rl.policies.inspect import describe
-from vla_rl.report.report import write_report
+from vla_rl.report.report import write_evaluation_report, write_report
 from vla_rl.report.status import status_lines
 from vla_rl.workflows.push import push as run_push
 
@@ -89,10 +90,19 @@ def push(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A run's folder, also of a run that goes on; or an evaluation's file."),
+    ],
     title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
 ) -> None:
-    """Write a run's report.html anew: during the run, after it, or of one that was stopped."""
+    """Write a run's report.html anew: during the run, after it, or of one that was stopped.
+
+    Of an evaluation's file, ours or one that `vla-rl compare` reads of another program, the page is written beside it.
+    """
+    if file_of(folder)[0].is_file():
+        typer.echo(f"report: {write_evaluation_report(folder, title)}")
+        return
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")

@@ -14,9 +14,8 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.task_names import print_table
 from vla_rl.config import apply_overrides, validate
-from vla_rl.evaluation.compare import compare as compare_evaluations
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.foreign import compare_any, read_evaluation
 from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import ANY, COLLECT, EVAL
@@ -109,7 +108,9 @@ def evaluate(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run's folder, or an evaluation's JSON file.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A run's folder, or an evaluation's file, also another program's.")
+    ],
     b: Annotated[
         str | None, typer.Argument(metavar="[B]", help="Another. Without it: base and final of run A.")
     ] = None,
@@ -124,6 +125,9 @@ def compare(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the comparison as JSON here.")] = None,
 ) -> None:
     """Is B better than A? Paired on the same initial states, with an exact test, intervals and a verdict.
+
+    Read are also LeRobot's eval_info.json, vla-eval's JSON, logs of RLinf and SimpleVLA-RL, and CSV with a column
+    success (and task, state): paired where both name their initial states, else not, and it says which.
 
     The verdict is better, worse, no difference shown (one of the margin is excluded), or too few episodes, with about
     how many states would tell; the margin is 5 points unless given. With --margin the exit code is 0 for better and for
@@ -148,7 +152,7 @@ def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | N
     if overrides:
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
     first, second = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
-    comparison = compare_evaluations(Evaluation.load(first), Evaluation.load(second))
+    comparison = compare_any(read_evaluation(first), read_evaluation(second))
     print_table(comparison.table())
     for warning in comparison.warnings:
         say(f"warning: {warning}")
@@ -156,9 +160,8 @@ def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | N
     for said in verdicts:
         typer.echo(said.text())
         for result, p_value in changed_tasks(comparison.results, said.mode):
-            typer.echo(
-                f"  not chance among the tasks (p {format_p(p_value)}, Holm): {result.text(comparison.label(result))}"
-            )
+            if result.difference < 0:
+                typer.echo(f"  fell, not by chance (p {format_p(p_value)}, Holm): {comparison.label(result)}")
     if output:
         comparison.save(output, verdicts)
     return verdicts

@@ -40,12 +40,14 @@ _UNSAID = {"rendering": "exact"}  # what older files do not say
 
 
 class PairedResult(Config):
-    """Both policies on the same episodes of one mode, for one task or all together.
+    """Both policies on the same episodes of one mode, for one task or all together; or, `apart`, each on its own.
 
     Attributes:
         mode: "greedy", "sampled", ...  task: None for all tasks together.
         num_pairs: episodes of each. num_states: distinct initial states among them.
         rate_a, rate_b: success rates, with 95 % intervals.
+        apart: where nothing pairs, the episodes of each; then num_pairs, gained and lost are 0, the difference's
+            interval is Newcombe's and the p-value Fisher's.
         gained: solved by b alone. lost: by a alone.
         difference: rate_b - rate_a. bootstrap: its 95 % interval, states resampled within tasks.
         p_value_by_state: exact, with all samples of a state flipped together; McNemar's when each state has one sample.
@@ -55,6 +57,7 @@ class PairedResult(Config):
     task: str | None
     num_pairs: int
     num_states: int
+    apart: tuple[int, int] | None = None
     rate_a: float
     interval_a: Interval
     rate_b: float
@@ -76,7 +79,14 @@ class PairedResult(Config):
     @property
     def p_name(self) -> str:
         """What `p_value_by_state` is called."""
-        return "p by state" if self.num_states < self.num_pairs else "McNemar p"
+        return "Fisher p" if self.apart else "p by state" if self.num_states < self.num_pairs else "McNemar p"
+
+    @property
+    def counts(self) -> str:
+        """ "12 gained, 3 lost of 50", or where nothing pairs the episodes of each."""
+        if self.apart:
+            return f"{self.apart[0]} and {self.apart[1]} episodes, not paired"
+        return f"{self.gained} gained, {self.lost} lost of {self.num_pairs}"
 
     def text(self, label: str = "") -> str:
         """One line for people, in percentage points; `label` is what the task is called."""
@@ -84,8 +94,7 @@ class PairedResult(Config):
             f"{self.mode}, {label or self.task or 'all tasks'}: "
             f"{100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
             f"{100 * self.difference:+.1f} points [{100 * self.bootstrap.low:+.1f}, {100 * self.bootstrap.high:+.1f}], "
-            f"{self.gained} gained, {self.lost} lost of {self.num_pairs}, "
-            f"{self.p_name} {format_p(self.p_value_by_state)}"
+            f"{self.counts}, {self.p_name} {format_p(self.p_value_by_state)}"
         )
 
 
@@ -132,7 +141,7 @@ class Comparison(Config):
     @property
     def p_name(self) -> str:
         """What the results' `p_value_by_state` are called, in a table's head."""
-        return "p by state" if any(r.num_states < r.num_pairs for r in self.results) else "McNemar p"
+        return max((r.p_name for r in self.results), key=("McNemar p", "p by state", "Fisher p").index)
 
     def text(self) -> str:
         """A line per mode and task, then which states the claim is about, then the warnings."""
@@ -160,8 +169,8 @@ class Comparison(Config):
                 f"{100 * r.rate_a:.1f}",
                 f"{100 * r.rate_b:.1f}",
                 f"{100 * r.difference:+.1f} [{100 * r.bootstrap.low:+.1f}, {100 * r.bootstrap.high:+.1f}]",
-                f"{r.gained} / {r.lost}",
-                str(r.num_pairs),
+                "–" if r.apart else f"{r.gained} / {r.lost}",
+                f"{r.apart[0]}, {r.apart[1]}" if r.apart else str(r.num_pairs),
                 format_p(r.p_value_by_state),
                 style="bold" if r.task is None else None,
                 end_section=r.task is None,
@@ -291,8 +300,8 @@ def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
     """What makes a pair unlike in more than the policy."""
     warnings = []
     for mode in a.modes:
-        t_a, t_b = a.meta.temperatures[mode], b.meta.temperatures.get(mode)
-        if t_b is not None and t_a != t_b:
+        t_a, t_b = (evaluation.meta.temperatures.get(mode) for evaluation in (a, b))
+        if None not in (t_a, t_b) and t_a != t_b:
             warnings.append(f"{mode}: drawn at temperature {t_a:g} in a, {t_b:g} in b")
     for task, horizon in a.meta.horizon.items():
         other = b.meta.horizon.get(task, horizon)

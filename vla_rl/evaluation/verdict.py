@@ -78,7 +78,7 @@ def verdict(result: PairedResult | SequentialComparison, margin: float = MARGIN)
     else:
         mode, p_value, num_states = result.mode, result.p_value_by_state, result.num_states
         difference, alpha = result.difference, ALPHA
-        wider = _of_gained_and_lost(result)
+        wider = result.bootstrap if result.apart else _of_gained_and_lost(result)
         interval = Interval(min(result.bootstrap.low, wider.low), max(result.bootstrap.high, wider.high))
         shown = result.bootstrap.excludes_zero and p_value < alpha
         interval = result.bootstrap if shown and not _inside(interval, margin) else interval

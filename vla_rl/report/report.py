@@ -22,6 +22,7 @@ from markupsafe import Markup
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder, read_changes
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
+from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, page_template
@@ -48,8 +49,24 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
         EvaluationError: `run_folder` does not exist.
     """
     run = read_run(Path(run_folder), before, after)
+    return _write(RunFolder(run.folder).report, run, title)
+
+
+def write_evaluation_report(file: Path, title: str | None = None) -> Path:
+    """Write a page about one evaluation's file, ours or another program's, beside it, and return its path.
+
+    Raises:
+        EvaluationError: it cannot be read.
+    """
+    evaluation = read_evaluation(file)
+    config = evaluation.meta.config
+    missing = [evaluation.meta.protocol, *config["notes"]] if is_foreign(evaluation) else []
+    run = Run(file, None, evaluation, None, None, [], None, "", {}, "", {}, None, missing)
+    return _write(file_of(file)[0].with_suffix(".html"), run, title or evaluation.meta.name)
+
+
+def _write(path: Path, run: Run, title: str | None) -> Path:
     template = page_template(__package__ or "", "report_template.html")
-    path = RunFolder(run.folder).report
     write_text_atomic(path, template.render(_page(run, title)))
     return path
 
@@ -169,9 +186,10 @@ def warnings_of(run: Run) -> list[str]:
 def _card(run: Run, mode: str) -> dict[str, Any]:
     assert run.after is not None, "a card shows an evaluation"
     after = run.after.rate(mode)
-    temperature = run.after.meta.temperatures[mode]
+    temperature = run.after.meta.temperatures.get(mode)
+    drawn = "" if temperature is None else f", temperature {temperature:g}"
     card = {
-        "name": f"{_capitalised(mode)} success, temperature {temperature:g}, all tasks",
+        "name": f"{_capitalised(mode)} success{drawn}, all tasks",
         "after": _percent(after.rate),
     }
     details = [_rate_detail(run.after.meta.name, after)]
@@ -184,7 +202,7 @@ def _card(run: Run, mode: str) -> dict[str, Any]:
 
 
 def _rate_detail(name: str, rate: SuccessRate) -> str:
-    steps = f", {rate.mean_steps_to_success:.0f} steps to success" if rate.num_successes else ""
+    steps = f", {rate.mean_steps_to_success:.0f} steps to success" if rate.mean_steps_to_success > 0 else ""
     lost = f", {rate.num_lost} lost episodes left out" if rate.num_lost else ""
     return f"{name}: {rate.text()}{steps}{lost}"
 

@@ -16,6 +16,7 @@ from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+from vla_rl.evaluation.foreign import file_of
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.evaluation.verdict import Verdict
@@ -70,7 +71,7 @@ def find_evaluation(path: Path, preferred: str) -> Path:
     Raises:
         ConfigError: no such path, or a folder without evaluations or with several others.
     """
-    if path.is_file():
+    if file_of(path)[0].is_file():
         return path
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder. Give an evaluation's JSON file, or a run's folder.")
