@@ -88,7 +88,7 @@ def render_device() -> str:
         ImportError: ManiSkill is not installed. RuntimeError: there is no Vulkan device.
     """
     if importlib.util.find_spec("mani_skill") is None:
-        raise ImportError("the ManiSkill environments need the package: pip install 'vla-rl[maniskill]'")
+        raise ImportError("the ManiSkill environments need the package: pip install '.[maniskill]'")
     render = importlib.import_module("sapien.render")
     try:
         device = render.RenderSystem().device

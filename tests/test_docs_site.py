@@ -15,7 +15,7 @@ import yaml
 from vla_rl.config import KINDS, RUNS
 from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 
-pytest.importorskip("material", reason="needs the extra docs: pip install 'vla-rl[docs]'")
+pytest.importorskip("material", reason="needs the extra docs: pip install '.[docs]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 

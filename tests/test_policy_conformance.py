@@ -24,7 +24,7 @@ CHAIN = {"openvla-image-chain": {"image_size": 32} | policy_matrix.ON_DEVICES["o
 
 def build(name, seed=0, **options):
     if name.startswith("smolvla"):
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     config = build_component("policy", (CHAIN | VARIANTS)[name] | options)
     assert isinstance(config, PolicyConfig)
     policy = config.build(SPEC, "cpu", seed)

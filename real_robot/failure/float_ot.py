@@ -66,7 +66,7 @@ class FloatOT(Scorer):
             _pot()
         except ImportError as error:
             raise ConfigError(
-                "the failure detector float_ot needs POT 0.9.6 or newer; install it with `pip install vla-rl[robot]`, "
+                "the failure detector float_ot needs POT 0.9.6 or newer; install it with `pip install '.[robot]'`, "
                 "or use another detector"
             ) from error
 

@@ -390,7 +390,7 @@ def _open_spacemouse() -> Any:
         library: Any = importlib.import_module("pyspacemouse")
         return library.open(axis_convention=library.AxisConvention.ROS)
     except ImportError as error:
-        raise DeviceError(f"spacemouse: {error}. Run: pip install 'vla-rl[spacemouse]'") from error
+        raise DeviceError(f"spacemouse: {error}. Run: pip install '.[spacemouse]'") from error
     except (RuntimeError, OSError) as error:
         raise DeviceError(
             f"spacemouse: {error} It needs the library hidapi (Debian: libhidapi-hidraw0) and leave to read "

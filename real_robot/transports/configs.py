@@ -17,7 +17,7 @@ def _library(kind: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise TransportError(f"transport {kind}: {error}. Install what it needs: pip install 'vla-rl[ros]'") from error
+        raise TransportError(f"transport {kind}: {error}. Install what it needs: pip install '.[ros]'") from error
 
 
 class Ros2Config(TransportConfig):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Family = Literal["robots", "teleoperators"]
-INSTALL = "For the SO arms: pip install 'vla-rl[lerobot]'"
+INSTALL = "For the SO arms: pip install '.[lerobot]'"
 _EXTRAS = {"gamepad": "gamepad", "phone": "phone"}  # of teleoperators
 _CAMERA_LIBRARIES = {"intelrealsense": "For RealSense: pip install 'lerobot[intelrealsense]'"}
 _CAMERAS = {"opencv": "opencv", "intelrealsense": "realsense", "zmq": "zmq", "reachy2_camera": "reachy2_camera"}
@@ -56,7 +56,7 @@ def make_device(family: Family, kind: str, values: Mapping[str, Any], modules: S
     try:
         return make(config)
     except (ImportError, ValueError) as error:
-        how = f"pip install 'vla-rl[{_EXTRAS[kind]}]'" if kind in _EXTRAS else INSTALL
+        how = f"pip install '.[{_EXTRAS[kind]}]'" if kind in _EXTRAS else INSTALL
         raise DeviceError(f"{kind}: {error}. {how if isinstance(error, ImportError) else ''}".rstrip()) from error
 
 

@@ -25,7 +25,7 @@ from vla_rl.common.atomic import write_text_atomic
 
 ASSETS_VARIABLE = "LIBERO_ASSETS"
 CONFIG_VARIABLE = "LIBERO_CONFIG_PATH"
-INSTALL = "pip install 'vla-rl[libero]'"
+INSTALL = "pip install '.[libero]'"
 ASSET_FOLDERS = (
     *("scenes", "textures", "articulated_objects"),
     *("stable_scanned_objects", "stable_hope_objects", "turbosquid_objects"),

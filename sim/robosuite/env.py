@@ -101,7 +101,7 @@ class RobosuiteConfig(SimConfig):
             ImportError: robosuite is not installed.
         """
         if importlib.util.find_spec("robosuite") is None:
-            raise ImportError("the robosuite environments need the package: pip install 'vla-rl[robosuite]'")
+            raise ImportError("the robosuite environments need the package: pip install '.[robosuite]'")
         return RobosuiteEnv(self, record_frames)
 
 

@@ -28,7 +28,7 @@ def assert_within(counted: Budget, allowed: Budget, where: str = "") -> None:
 
 def need(name: str) -> None:
     if "smolvla" in name:
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 
 
 @pytest.mark.parametrize("name", budgets.ACT)

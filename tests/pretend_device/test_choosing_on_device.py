@@ -55,7 +55,7 @@ CASES = [("openvla-parallel", False), ("openvla-autoregressive", False), ("smolv
 @pytest.mark.parametrize(("name", "steered"), CASES)
 def test_it_chooses_what_it_chooses_on_the_host(name: str, steered: bool) -> None:
     if name == "smolvla-sde":
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     obs = fake_observation(SPEC, 2)
     here, there = (around(build(name, place), steered) for place in ("cpu", "pretend"))
     for temperature in (0.0, 1.0):

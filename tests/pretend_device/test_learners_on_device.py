@@ -28,7 +28,7 @@ FAST = ("grpo-kl-muon", "ppo", "ppo-smolvla")  # Reference, values, both optimiz
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_updates_are_the_hosts(name):
     if name == "ppo-smolvla":
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     (here, learner), (there, device_learner) = build(name, "cpu"), build(name, "pretend")
     given = episodes(here)
     found, expected = two_updates(there, device_learner, given), two_updates(here, learner, given)

@@ -33,7 +33,7 @@ MORE = ("openvla-lora-bf16-checkpointing", "openvla-graphs-merged", "openvla-ima
 def pair(request):
     """The same policy on the host and on the device, and how far their answers may be apart."""
     if request.param.startswith("smolvla"):
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     # bfloat16 has 8 bits, and the host's autocast rounds elsewhere than the device's.
     tolerance = 0.1 if computes_in_bf16(request.param) else 1e-4
     return build(request.param, "cpu"), build(request.param, "pretend"), tolerance

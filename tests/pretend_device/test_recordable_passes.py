@@ -34,7 +34,7 @@ def passes(policy: Any) -> list[tuple[Any, ...]]:
 @torch.no_grad()
 def test_the_host_has_no_part_in_a_pass(name):
     if name.startswith("smolvla"):
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     with pretending():
         policy: Any = policy_matrix.build(name, NAME)
         given = passes(policy)

@@ -36,7 +36,7 @@ def test_a_device_name_is_not_cut_at_its_colons() -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'vla-rl\[maniskill\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[maniskill\]'"):
         ManiSkillConfig().make()
 
 

@@ -133,7 +133,7 @@ def loaded(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        extra = f"vla-rl[{EXTRAS[error.name]}]"
+        extra = f".[{EXTRAS[error.name]}]"
         raise ConfigError(f"{name}: {error.name} is not installed. Run: pip install '{extra}'") from error
     return group.commands.get(name, group)
 

@@ -207,5 +207,5 @@ def _import_bags(bags: Sequence[Path], output: Path, robot: str, instruction: st
     try:
         from real_robot.bridge.bags import import_bags
     except ModuleNotFoundError as error:
-        raise ConfigError(f"import: {error.name} is not installed. Run: pip install 'vla-rl[ros]'") from error
+        raise ConfigError(f"import: {error.name} is not installed. Run: pip install '.[ros]'") from error
     return import_bags(contract, bags, output, instruction, success, say)

@@ -75,7 +75,7 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
     try:
         import h5py
     except ModuleNotFoundError:
-        raise ConfigError("import: h5py is not installed. Run: pip install 'vla-rl[libero]'") from None
+        raise ConfigError("import: h5py is not installed. Run: pip install '.[libero]'") from None
     try:
         with h5py.File(file, "r") as opened:
             data: Any = opened["data"]

@@ -74,7 +74,7 @@ def _eight_bit_adamw() -> type[torch.optim.Optimizer]:
         if (error.name or "").partition(".")[0] != "torchao":
             raise
         raise ConfigError(
-            "optim.name: 'adamw_8bit' needs torchao, which is not installed: pip install 'vla-rl[low_memory]'; or set "
+            "optim.name: 'adamw_8bit' needs torchao, which is not installed: pip install '.[low_memory]'; or set "
             "it to adamw, whose moments take four times the memory"
         ) from None
     return EightBitAdamW

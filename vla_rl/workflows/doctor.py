@@ -93,7 +93,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
         check_gl(needed=not envs.keys().isdisjoint(DRAWN_BY_MUJOCO) or not recipe),
         check_libero(needed="libero" in envs),
         check_libero_assets(assets, needed="libero" in envs),
-        check_package("robosuite", "robosuite", "pip install 'vla-rl[robosuite]'", needed="robosuite" in envs),
+        check_package("robosuite", "robosuite", "pip install '.[robosuite]'", needed="robosuite" in envs),
         check_robotwin(needed="robotwin" in envs),
         *recipe_checks(recipe),
         check_ros(),
@@ -244,7 +244,7 @@ def check_gl(needed: bool) -> Check:
 def check_libero(needed: bool) -> Check:
     """The LIBERO package; not imported, because its first import asks questions and writes into the home folder."""
     return check_package(
-        "hf-libero", "libero", "make setup-dev, or: pip install 'vla-rl[libero]' -c constraints.txt", needed
+        "hf-libero", "libero", "make setup-dev, or: pip install '.[libero]' -c constraints.txt", needed
     )
 
 
@@ -319,14 +319,14 @@ def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
         found.append(check_dataset(dataset, needed=bool(learns) and dataset != own))
     envs = simulators(recipe)
     if "maniskill" in envs:
-        found.append(check_package("mani_skill", "mani_skill", "pip install 'vla-rl[maniskill]'", needed=True))
+        found.append(check_package("mani_skill", "mani_skill", "pip install '.[maniskill]'", needed=True))
     if "metaworld" in envs:
         fix = "pip install --no-deps metaworld==3.1.1 (docs/metaworld.md)"
         found.append(check_package("metaworld", "metaworld", fix, needed=True))
     if any((section.get("optim") or {}).get("name") == "adamw_8bit" for section in (algo, sft)):
-        found.append(check_package("torchao", "torchao", "pip install 'vla-rl[low_memory]'", needed=True))
+        found.append(check_package("torchao", "torchao", "pip install '.[low_memory]'", needed=True))
     if policy.get("kind") == "lerobot" and "smolvla" in str(policy.get("type") or path).lower():
-        found.append(check_package("num2words", "num2words", "pip install 'vla-rl[flow]'", needed=True))
+        found.append(check_package("num2words", "num2words", "pip install '.[flow]'", needed=True))
     return found
 
 

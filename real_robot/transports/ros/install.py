@@ -133,7 +133,7 @@ def _check_imports(folder: Path) -> None:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RosInstallError(f"ROS 1's modules do not import: {last}. Run `pip install 'vla-rl[ros]'`, then try again")
+        raise RosInstallError(f"ROS 1's modules do not import: {last}. Run `pip install '.[ros]'`, then try again")
 
 
 if __name__ == "__main__":

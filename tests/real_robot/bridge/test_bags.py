@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vla-rl[ros]'")
+pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
 
 from rosbags.rosbag1 import Writer as Rosbag1Writer
 from rosbags.rosbag2 import StoragePlugin

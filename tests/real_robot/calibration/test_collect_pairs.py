@@ -161,7 +161,7 @@ def test_a_moving_arm_is_not_taken(
 def test_pairs_are_taken_from_a_recording_where_the_arm_stands(
     contract: RobotContract, scene: RenderedBoard, tmp_path: Path
 ) -> None:
-    pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vla-rl[ros]'")
+    pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
     from test_bags import START, write_bag
 
     poses = [gripper_at(v) for v in views(np.random.default_rng(6), 4)]

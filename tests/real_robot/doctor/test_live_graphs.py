@@ -26,7 +26,7 @@ def ros1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ros1Patient]:
 
 @pytest.fixture
 def dds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DdsPatient]:
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
     monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
     patient = DdsPatient(tmp_path)
     yield patient

@@ -31,7 +31,7 @@ POLICY = "pretrained:tabletop_base"
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
+    pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
     return fitted(tmp_path_factory.mktemp("detector"))
 
 
@@ -114,7 +114,7 @@ print(real_robot.deploy.deploy.load_detector(Path({str(detector)!r}), "x", facts
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
     if missing == "ot":
-        assert done.returncode and "float_ot needs POT" in done.stderr and "pip install vla-rl[robot]" in done.stderr
+        assert done.returncode and "float_ot needs POT" in done.stderr and "pip install '.[robot]'" in done.stderr
     else:
         assert done.stdout.split() == ["float_ot", "False"], done.stderr
 
@@ -128,7 +128,7 @@ over_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 
 def tabletop_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, its alpha
     is so large that nearly every one has an alarm."""
-    pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
+    pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
     folder = tmp_path_factory.mktemp("run") / "failure"
     few = ["failure.fit_on.episodes_per_task=16", "failure.calibrate_on.episodes_per_task=12", "env.num_envs=10"]
     quick = ["failure.alpha=0.9", "failure.detectors=[float_ot]", "failure.float_ot.band=constant"]

@@ -30,7 +30,7 @@ CONFIG = FailureConfig.model_validate(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("ot.batch", reason="POT is not installed: pip install vla-rl[robot]")
+    pytest.importorskip("ot.batch", reason="POT is not installed: pip install '.[robot]'")
     folder = tmp_path_factory.mktemp("run")
     fit(CONFIG, episodes(80, 1), episodes(80, 2), folder, policy_name="toy")
     return folder

@@ -8,7 +8,7 @@ import pytest
 from real_robot.failure.config import FloatConfig
 from real_robot.failure.scorer import Standardizer, with_previous
 
-pytest.importorskip("ot.batch", reason="POT is not installed: pip install vla-rl[robot]")
+pytest.importorskip("ot.batch", reason="POT is not installed: pip install '.[robot]'")
 from real_robot.failure.float_ot import FloatOT
 
 

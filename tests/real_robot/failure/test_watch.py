@@ -23,7 +23,7 @@ from real_robot.types import RobotObservation
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
+    pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
     return fit_detector(tmp_path_factory.mktemp("detector"))
 
 

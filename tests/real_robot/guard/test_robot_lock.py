@@ -318,7 +318,7 @@ with ExitStack() as stack:
 
 @pytest.mark.slow
 def test_over_dds(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
     from test_ros2 import LOOPBACK
 
     monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)

@@ -162,8 +162,8 @@ class Phone:
 
 def test_lerobots_android_phone_drives_over_its_own_server_and_holds_when_it_is_gone() -> None:
     """LeRobot's class, the teleop package's server, its messages over TLS; no phone."""
-    pytest.importorskip("teleop", reason="pip install 'vla-rl[phone]'")
-    pytest.importorskip("hebi", reason="pip install 'vla-rl[phone]'")
+    pytest.importorskip("teleop", reason="pip install '.[phone]'")
+    pytest.importorskip("hebi", reason="pip install '.[phone]'")
     import threading
 
     contract = load_contract("sim_robot")
@@ -224,7 +224,7 @@ def test_a_phone_that_nobody_presses_is_refused_with_what_to_do(monkeypatch: pyt
 @pytest.fixture
 def pygame() -> Iterator[Any]:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    library = pytest.importorskip("pygame", reason="pip install 'vla-rl[gamepad]'")
+    library = pytest.importorskip("pygame", reason="pip install '.[gamepad]'")
     library.init()
     yield library
     library.quit()

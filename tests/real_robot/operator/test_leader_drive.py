@@ -157,7 +157,7 @@ def bus() -> Iterator[FeetechBus]:
 
 
 def so101_leader(bus: FeetechBus, folder: Path, align: str = "drive_leader") -> tuple[RobotContract, LeaderArm]:
-    pytest.importorskip("scservo_sdk", reason="needs the servos' SDK: pip install 'vla-rl[lerobot]'")
+    pytest.importorskip("scservo_sdk", reason="needs the servos' SDK: pip install '.[lerobot]'")
     joints = {
         joint: {"id": i, "drive_mode": 0, "homing_offset": 0, "range_min": 1024, "range_max": 3072}
         for i, joint in enumerate(JOINTS, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lerobot.policies.rtc.modeling_rtc", reason="lerobot is not installed: pip install vla-rl[lerobot]")
+pytest.importorskip("lerobot.policies.rtc.modeling_rtc", reason="lerobot is not installed: pip install '.[lerobot]'")
 
 from virtual_time import VirtualTime  # noqa: E402
 from watch_bench import PATIENCE, served  # noqa: E402
@@ -151,7 +151,7 @@ def test_the_contracts_options_reach_the_policy(clock: VirtualTime) -> None:
 
 def test_a_smolvla_is_served_with_it(tmp_path: Path) -> None:
     """A saved checkpoint of SmolVLA's architecture, over the wire: the prefix in the environment's units."""
-    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     spec = fake_env_spec()
     policy: Any = LeRobotConfig(type="smolvla", preset="tiny").build(spec)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))

@@ -204,7 +204,7 @@ def test_a_command_that_waited_too_long_is_not_sent(virtual: VirtualTime, tmp_pa
         (["transport.settings.speed=3"], "`speed`.*settings are: port, start, calibrated, id"),
         (["transport.port=missing"], "cannot connect: Could not connect on port"),
         (["transport.settings.calibrated=false"], "not calibrated.*lerobot-calibrate --robot.type=kinematic_arm"),
-        (["transport.modules=[no_such_module]"], "No module named 'no_such_module'.*vla-rl\\[lerobot\\]"),
+        (["transport.modules=[no_such_module]"], "No module named 'no_such_module'.*\\.\\[lerobot\\]"),
         (["transport.cameras.front.index=0"], "cameras: each has a `type`"),
         (["observation.images.front.topic=side"], "no topic 'side' for this; it has: observation, front$"),
         (["observation.images.front.type=sensor_msgs/CompressedImage"], "front: type is sensor_msgs/Image"),
@@ -239,5 +239,5 @@ def test_a_joint_that_the_robot_lacks_lists_those_that_it_has(
 
 def test_without_lerobot_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lerobot.robots", None)
-    with pytest.raises(TransportError, match=r"pip install 'vla-rl\[lerobot\]'"):
+    with pytest.raises(TransportError, match=r"pip install '\.\[lerobot\]'"):
         arm_contract(tmp_path).transport.open()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_messages import EXAMPLES
 
-pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vla-rl[ros]'")
+pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
 
 from rosbags.interfaces import Nodetype
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from processes import ROOT, until
 
-pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
-pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vla-rl[ros]'")
+pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
+pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
 
 from cyclonedds.core import Policy, Qos
 from cyclonedds.domain import DomainParticipant

@@ -24,7 +24,7 @@ from real_robot.operator.devices import LeaderArm, device_overrides, open_device
 from real_robot.transports.base import TransportError
 from real_robot.transports.lerobot_devices import DeviceError
 
-pytest.importorskip("scservo_sdk", reason="needs the servos' SDK: pip install 'vla-rl[lerobot]'")
+pytest.importorskip("scservo_sdk", reason="needs the servos' SDK: pip install '.[lerobot]'")
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 LOW, HIGH = 1024, 3072

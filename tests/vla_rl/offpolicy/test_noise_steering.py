@@ -152,7 +152,7 @@ def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
 
 
 def lerobot(kind: str, **options: object):
-    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     values = {"type": kind, "preset": "tiny", "image_size": 32, "chunk_size": 4, "precision": "fp32"}
     policy = LeRobotConfig.model_validate(values | options).build(SPEC)
     mean = {"mean": [0.0] * 7, "std": [1.0] * 7}, {"mean": [0.0] * 8, "std": [1.0] * 8}

@@ -12,7 +12,7 @@ from vla_rl.config import validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig
 
-pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 
 SPEC = fake_env_spec()
 

@@ -21,7 +21,7 @@ from vla_rl.policies.lerobot.options import FLOW_TYPES
 from vla_rl.policies.lerobot.tiny import tiny_pi
 from vla_rl.policies.load import load_policy
 
-pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 
 SPEC = fake_env_spec()
 

@@ -19,7 +19,7 @@ from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.tiny import tiny_tokenizer
 from vla_rl.policies.load import load_policy
 
-pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 
 SPEC = fake_env_spec()
 HUB_ID = "someone/tiny-vlm"

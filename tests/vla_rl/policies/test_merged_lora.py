@@ -48,7 +48,7 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_adapters_cost_no_pass_and_change_nothing_else(kind):
     if kind == "smolvla":
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     adapters = {"lora": {"rank": 2}, "trainable": "lora"}
     plain, separate, merged = make(kind), make(kind, **adapters), make(kind, **adapters, merge_lora=True)
     before = {n: t.clone() for n, t in merged.state_dict().items()}

@@ -14,7 +14,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.training.train import train
 
-pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 GRPO = {"kind": "grpo", "optim": {"lr": 1e-4}, "minibatch_size": 24, "ratio_level": "action"}
 DR_GRPO = GRPO | {"kind": "dr_grpo", "values": {"kind": "planted_values:PlantedValuesConfig"}, "candidates": 2}
 DR_GRPO |= {"coefficient": 0.5, "state_coefficient": 0.5}

@@ -151,7 +151,7 @@ def base(request, demonstrations, tmp_path_factory) -> Base:
     """One cloning for all algorithms."""
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
     if request.param == "smolvla":
-        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+        pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     policy = dict(family.policy)
     if family.variant is not None:
         policy["path"] = str(write_checkpoint(folder / "fresh", family.variant))

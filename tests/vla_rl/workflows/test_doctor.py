@@ -98,7 +98,7 @@ def test_without_libero_only_a_libero_recipe_fails(hide, quick_gl: None) -> None
     hide("libero")
     needed = by_name(doctor.run_checks({"env": {"kind": "libero"}}))
     assert needed["hf-libero"].is_fault and needed["LIBERO assets"].is_fault
-    assert "vla-rl[libero]" in needed["hf-libero"].fix
+    assert "'.[libero]'" in needed["hf-libero"].fix
     other = doctor.run_checks({"env": {"kind": "tabletop"}})
     assert not any(check.is_fault for check in other)
 

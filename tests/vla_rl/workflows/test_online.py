@@ -50,7 +50,7 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory) -> Path:
     """A fresh tiny SmolVLA, whose chunks start from noise."""
-    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
     config = LeRobotConfig(type="smolvla", preset="tiny", image_size=32, chunk_size=4, cameras=["agentview"])
     policy = config.build(ENV.env_spec())
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))

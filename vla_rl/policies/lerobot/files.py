@@ -237,7 +237,7 @@ def _build(core_config: Any) -> Any:
         return get_policy_class(core_config.type)(core_config)
     except ImportError as error:
         raise ValueError(
-            f"LeRobot's {core_config.type!r} needs a package that is missing: {error}. Install vla-rl[flow]."
+            f"LeRobot's {core_config.type!r} needs a package that is missing: {error}. Run: pip install '.[flow]'"
         ) from error
     except RuntimeError as error:
         if core_config.type != "pi0_fast" or error.__cause__ is None:

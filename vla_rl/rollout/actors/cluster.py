@@ -109,7 +109,7 @@ def imported(option: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError(f"{option} needs the package ray: pip install 'vla-rl[ray]'") from None
+        raise ConfigError(f"{option} needs the package ray: pip install '.[ray]'") from None
     return ray
 
 

@@ -55,7 +55,7 @@ def robot_of(kind: str, folder: Path) -> Iterator[Scene]:
         finally:
             graph.close()
         return
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
     from test_ros2 import LOOPBACK
 
     domain = 1 + time.time_ns() % 200

@@ -26,8 +26,8 @@ from real_robot.transports.action_types import (
 )
 from real_robot.transports.messages import JointJog, JointState, JointTrajectory, Message, MessageError
 
-pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vla-rl[ros]'")
-pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
+pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
 
 import dds_types as t
 
