@@ -209,9 +209,12 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
         return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
     if error["type"] == "extra_forbidden":
         own = owner.model_fields
-        known = {k: f"{s}.{k}" for s, i in own.items() if (m := _model_in(i.annotation)) for k in m.model_fields}
-        nearest = difflib.get_close_matches(path[-1], {**known, **own}, n=1, cutoff=0.5)
-        hint = "".join(f" Did you mean {(key if key in own else known[key])!r}?" for key in nearest)
+        known = {key: [key] for key in own}
+        for place, key in _below(owner):
+            if key not in own:
+                known.setdefault(key, []).append(place)
+        nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = "".join(f" Did you mean {' or '.join(map(repr, known[key][:2]))}?" for key in nearest)
         return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(own))}."
     if error["type"] == "missing":
         return f"{name}: required, but not given."
@@ -219,6 +222,14 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     if cause is not None and isinstance(error["input"], Mapping | BaseModel):
         return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
     return f"{name}: got {error['input']!r}. {reason}"
+
+
+def _below(config_class: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
+    """(place, key) of each option in the sections of a class, and in theirs."""
+    for name, info in config_class.model_fields.items():
+        if (section := _model_in(info.annotation)) is not None:
+            yield from ((f"{above}{name}.{key}", key) for key in section.model_fields)
+            yield from _below(section, f"{above}{name}.")
 
 
 def _owner_of(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:

@@ -7,6 +7,7 @@ when the policy is loaded and warm. An error is a text frame, then the connectio
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import http
 import logging
@@ -99,22 +100,29 @@ class PolicyServer:
     async def start(self) -> None:
         """Listen. The policy goes on loading."""
         config = self._config
-        self._server = await serve(
-            self._handle,
-            config.host,
-            config.port,
-            ssl=self._tls,
-            process_request=self._admit,
-            create_connection=self._slots.connection_class(),
-            open_timeout=HANDSHAKE_SECONDS,
-            ping_interval=PING_EVERY,
-            ping_timeout=PING_TIMEOUT,
-            compression=None,
-            max_size=config.max_message_bytes,
-            max_queue=2,
-            logger=_quiet,
-            close_timeout=2,
-        )
+        try:
+            self._server = await serve(
+                self._handle,
+                config.host,
+                config.port,
+                ssl=self._tls,
+                process_request=self._admit,
+                create_connection=self._slots.connection_class(),
+                open_timeout=HANDSHAKE_SECONDS,
+                ping_interval=PING_EVERY,
+                ping_timeout=PING_TIMEOUT,
+                compression=None,
+                max_size=config.max_message_bytes,
+                max_queue=2,
+                logger=_quiet,
+                close_timeout=2,
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(
+                f"--port: {config.port} of {config.host} is in use; end what listens there, or choose another"
+            ) from None
 
     @property
     def port(self) -> int:

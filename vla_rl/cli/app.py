@@ -29,6 +29,10 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        for word, following in zip(rest, [*rest, "VALUE"][1:], strict=True):
+            key, _, value = word.removeprefix("--").partition("=")
+            if word.startswith("--") and "." in key:
+                raise ConfigError(f"{word}: a recipe's options are typed without dashes: {key}={value or following}")
         return name, name and loaded(name), rest
 
     def invoke(self, ctx: Any) -> Any:

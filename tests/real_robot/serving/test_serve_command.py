@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ from vla_rl.types import Observation
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = [sys.executable, "-c", "from vla_rl.cli import main; main()"]
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = CliRunner().invoke(app, ["serve", "pretrained:tabletop_base", "--port", str(port), "--device", "cpu"])
+    assert found.exit_code == 2 and f"--port: {port} of 127.0.0.1 is in use; end what listens there" in found.stderr
 
 
 @pytest.mark.slow
