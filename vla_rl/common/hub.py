@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from vla_rl.common.errors import ConfigError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
-_OWN_FOLDERS = ("checkpoints", "datasets", "runs")  # Where recipes keep what they make; nobody's name on the Hub.
+_OWN_FOLDERS = ("checkpoints", "data", "datasets", "runs")  # Where recipes keep what they make.
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class HubName:
 
     @property
     def may_be_local(self) -> bool:
-        """Whether it rather is a folder of this project that has not been made yet, such as datasets/demos."""
-        return self.repo.partition("/")[0] in _OWN_FOLDERS
+        """Whether it rather is a folder here that has not been made yet: datasets/demos, or beside other datasets."""
+        folder = self.repo.partition("/")[0]
+        return folder in _OWN_FOLDERS or any(Path(folder).glob("*/meta/info.json"))
 
 
 def parse_name(text: str) -> HubName | None:

@@ -44,7 +44,8 @@ class HubDataset:
 def on_hub(path: str | Path) -> HubDataset | None:
     """The dataset on the Hub that a path names, with its commit; None where the path is, or would be, a folder here.
 
-    A folder of that name wins, and `datasets/...`, `runs/...` and `checkpoints/...` always mean folders.
+    A folder of that name wins; `data/...`, `datasets/...`, `runs/...` and `checkpoints/...`, and names beside datasets
+    that lie here, always mean folders.
 
     Raises:
         DatasetError: no such dataset or revision, it is not LeRobot's v3, or the Hub cannot be reached.

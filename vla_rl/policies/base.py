@@ -99,6 +99,20 @@ class PolicyConfig(Config):
         return None
 
 
+def check_adapters(trainable: str, has_adapters: bool, path: str | None) -> None:
+    """Raise ConfigError where adapters are to be trained that are not there, or all weights with those that are.
+
+    With a path, the checkpoint's own options decide, which are checked when it is read.
+    """
+    if path is None and trainable == "lora" and not has_adapters:
+        raise ConfigError("policy.trainable: got 'lora', but policy.lora is not set, e.g. policy.lora.rank=32")
+    if path is None and trainable != "lora" and has_adapters:
+        raise ConfigError(
+            f"policy.lora: given with policy.trainable={trainable}, which trains the other weights too; set "
+            "policy.trainable=lora, or leave policy.lora out"
+        )
+
+
 def check_cameras(cameras: Sequence[str], env_spec: EnvSpec) -> None:
     """Check that an environment has the cameras that a policy reads under their own names.
 

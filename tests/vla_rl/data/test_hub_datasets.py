@@ -131,6 +131,16 @@ def test_a_folder_of_that_name_wins_and_it_is_told(tmp_path: Path, monkeypatch: 
 
 def test_folders_of_recipes_are_no_names_on_the_hub(tmp_path: Path) -> None:
     assert on_hub("datasets/demos") is None and on_hub(tmp_path) is None and on_hub("a/b/c") is None
+    assert on_hub("data/run1") is None
+
+
+def test_a_name_beside_datasets_that_lie_here_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine/code").mkdir(parents=True)
+    assert not HubName("mine/run2").may_be_local, "such as a clone of LeRobot beside its datasets on the Hub"
+    (tmp_path / "mine/run1/meta").mkdir(parents=True)
+    (tmp_path / "mine/run1/meta/info.json").touch()
+    assert on_hub("mine/run2") is None
 
 
 def test_the_converters_command_is_lerobots(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

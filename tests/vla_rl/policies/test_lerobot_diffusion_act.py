@@ -188,7 +188,7 @@ def test_what_they_do_not_do_is_said():
     with pytest.raises(ConfigError, match=r"policy\.sampling\.method"):
         make("diffusion", sampling={"method": "flow_noise"})
     with pytest.raises(ConfigError, match=r"policy\.lora: not for 'act'"):
-        make("act", lora={"rank": 2})
+        make("act", lora={"rank": 2}, trainable="lora")
     with pytest.raises(ConfigError, match=r"policy\.camera_map: agentview: null"):
         make("act", camera_map={"agentview": None})
     policy = make("diffusion")

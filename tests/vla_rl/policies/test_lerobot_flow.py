@@ -401,7 +401,11 @@ def test_bad_input_is_named():
         ({"type": "vqbet", "preset": "tiny"}, "policy.preset"),
         ({"type": "smolvla", "trainable": "lora"}, "policy.lora"),
         ({"type": "smolvla", "preset": "tiny", "num_actions": 9}, "at most 8"),
-        ({"type": "smolvla", "preset": "tiny", "lora": {"targets": ["qkv"]}}, "policy.lora.targets"),
+        (
+            {"type": "smolvla", "preset": "tiny", "lora": {"targets": ["qkv"]}, "trainable": "lora"},
+            "policy.lora.targets",
+        ),
+        ({"type": "smolvla", "preset": "tiny", "lora": {"rank": 2}}, "policy.lora: given with"),
         ({"type": "smolvla", "preset": "tiny", "options": {"adapt_to_pi_aloha": True}}, "adapt_to_pi_aloha"),
     ],
 )

@@ -259,7 +259,10 @@ def test_wrong_configs(values, message):
         ({"image_size": 60}, "policy.image_size: got 60, must be a multiple of 8"),
         ({"action_bins": 500}, "policy.action_bins: got 500, at most 384"),
         ({"cameras": ("front",)}, r"policy.cameras: \['front'\] not in environment 'fake', which has \['agentview'\]"),
-        ({"lora": {"targets": ["query"]}}, r"policy.lora.targets: got \['query'\], allowed: down_proj"),
+        (
+            {"lora": {"targets": ["query"]}, "trainable": "lora"},
+            r"policy.lora.targets: got \['query'\], allowed: down_proj",
+        ),
     ],
 )
 def test_configs_that_do_not_fit(values, message):

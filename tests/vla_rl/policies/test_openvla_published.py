@@ -184,6 +184,31 @@ def test_peft_itself_reads_the_adapters(folders, tmp_path):
     assert report.agreement == 1.0 and not (tmp_path / "merged" / "vla_rl.json").exists()
 
 
+def test_adapters_are_not_merged_into_what_holds_them(folders, tmp_path):
+    policy = train_adapters(load(folders["base"], lora={"rank": 4}, trainable="lora"))
+    policy.save(tmp_path / "adapters")
+    merging.merge(tmp_path / "adapters", tmp_path / "merged", folders["base"], dtype=torch.float32)
+    load(tmp_path / "merged").save(tmp_path / "trained_on")
+    for holds in ("merged", "trained_on"):
+        with pytest.raises(ValueError, match=rf"{holds} holds these adapters already"):
+            merging.merge(tmp_path / "adapters", tmp_path / "twice", tmp_path / holds)
+    shutil.copytree(folders["base"], tmp_path / "oft")
+    shutil.copytree(tmp_path / "adapters", tmp_path / "oft/lora_adapter")
+    with pytest.raises(ValueError, match="oft holds these adapters already"):
+        merging.merge(tmp_path / "oft/lora_adapter", tmp_path / "twice", tmp_path / "oft")
+    assert not (tmp_path / "twice").exists()
+    other = train_adapters(load(tmp_path / "merged", lora={"rank": 2}, trainable="lora"))
+    other.save(tmp_path / "other")
+    merging.merge(tmp_path / "other", tmp_path / "both", dtype=torch.float32)
+    with pytest.raises(ValueError, match="holds these adapters already"):
+        merging.merge(tmp_path / "adapters", tmp_path / "twice", tmp_path / "both")
+
+
+def test_adapters_beside_weights_that_are_trained_are_refused(folders):
+    with pytest.raises(ConfigError, match=r"policy\.lora: given with policy\.trainable=full"):
+        load(folders["base"], lora={"rank": 4})
+
+
 def test_a_merge_that_rounding_swallows_is_refused(folders, tmp_path):
     policy = train_adapters(load(folders["base"], lora={"rank": 4}, trainable="lora"))
     for name, parameter in policy.network.named_parameters():
@@ -296,7 +321,7 @@ def test_damage_is_named(broken, damage):
         load_policy(broken)
 
 
-def test_norm_keys(folders, tmp_path):
+def test_norm_keys(folders, tmp_path, caplog):
     one = {"action": {"q01": [-1.0] * 7, "q99": [1.0] * 7}, "proprio": {"q01": [0.0] * 8, "q99": [1.0] * 8}}
     many = {"libero_goal_no_noops": one, "bridge_orig": one}
     folder = write_checkpoint(tmp_path / "many", "base", statistics=many)
@@ -305,6 +330,10 @@ def test_norm_keys(folders, tmp_path):
     with pytest.raises(ValueError, match=r"norm_key: 'bridge_org'.*Did you mean 'bridge_orig'.*libero_goal_no_noops"):
         load(folder, norm_key="bridge_org")
     assert load(folder, norm_key="libero_goal").norm_stats.name == "libero_goal_no_noops"
+    for suite in ("libero_goal", "libero_goal+camera-2", "libero_10", "bridge_orig"):
+        caplog.clear()
+        load(folder, norm_key="libero_goal").check_env(replace(SPEC, suite=suite))
+        assert ("policy.norm_key=bridge_orig meant?" in caplog.text) is (suite == "bridge_orig"), suite
     fresh = load(folder, norm_key="from_data")
     assert fresh.norm_stats is None
     fresh.set_norm_stats({"q01": [-2.0] * 7, "q99": [2.0] * 7}, name="mine")

@@ -152,7 +152,12 @@ def dropping_out():
     """A fresh OpenVLA policy with dropout and trained adapters, as it is built; its environment; 4 specs."""
     env = DummyConfig(num_envs=4, tasks=(TASK,), horizon=4).build()
     config = OpenVLAConfig(
-        image_size=32, action_bins=5, chunk_size=2, precision="fp32", lora=LoraOptions(rank=4, dropout=0.5)
+        image_size=32,
+        action_bins=5,
+        chunk_size=2,
+        precision="fp32",
+        lora=LoraOptions(rank=4, dropout=0.5),
+        trainable="lora",
     )
     policy = config.build(env.spec)
     policy.set_norm_stats({"q01": [-1] * 7, "q99": [1] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})

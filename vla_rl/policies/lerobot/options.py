@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.policies.base import PolicyConfig, read_policy_config
+from vla_rl.policies.base import PolicyConfig, check_adapters, read_policy_config
 
 CONTINUING_TYPES = ("smolvla", "pi0", "pi05")  # Flow policies that real-time chunking can guide.
 FLOW_TYPES = (*CONTINUING_TYPES, "xvla")
@@ -214,8 +214,7 @@ class LeRobotOptions(PolicyConfig):
             )
         if self.preset is not None and self.type not in (None, *TINY_TYPES):
             raise ConfigError(f"policy.preset: 'tiny' is for {', '.join(TINY_TYPES)}; got policy.type={self.type!r}")
-        if self.trainable == "lora" and self.lora is None and self.path is None:
-            raise ConfigError("policy.trainable: got 'lora', but policy.lora is not set, e.g. policy.lora.rank=32")
+        check_adapters(self.trainable, self.lora is not None, self.path)
         return self
 
     def with_chosen(self, chosen: dict[str, Any]) -> LeRobotOptions:

@@ -7,6 +7,8 @@ that base and adapters gave, up to what its storage dtype can hold.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 # Share of the adapters' effect on the outputs that may be lost to rounding.
 LARGEST_LOSS = 0.2
+MERGED_FILE = "merged_adapters.json"  # In a checkpoint: digests of the adapters that its weights hold.
 _FP32 = {"precision": "fp32", "weights": "fp32"}
 
 
@@ -71,8 +74,8 @@ def merge(
         dtype: store the weights so; None: as the base does.
 
     Raises:
-        ValueError: something missing or damaged, or the merged outputs differ by more than rounding may;
-            nothing is left at `output`.
+        ValueError: something missing or damaged, the base holds these adapters already, or the merged outputs differ by
+            more than rounding may; nothing is left at `output`.
     """
     adapters, output = Path(adapters), Path(output)
     if output.exists():
@@ -80,6 +83,7 @@ def merge(
     if not adapters.is_dir():
         raise ValueError(f"{adapters}: no such folder; give the folder of LoRA adapters")
     policy, chosen = _with_adapters(adapters, base, device)
+    held = _held(adapters, policy.published.folder) if policy.published else []
     gives_tokens = policy.network.action_head is None
     before = _outputs(policy)
     with _without_adapters(policy):
@@ -87,6 +91,8 @@ def merge(
     policy.merge_lora()
     policy.save(output, dtype)
     del policy
+    if held:
+        (output / MERGED_FILE).write_text(json.dumps(held))
     if base is not None:  # A download stays one: what only the check needed is not the user's choice.
         (output / OWN_FILE).unlink(missing_ok=True)
     after = _outputs(OpenVLAPolicy.load(output, device, chosen=chosen))
@@ -100,6 +106,18 @@ def merge(
             "again with --dtype float32."
         )
     return report
+
+
+def _held(adapters: Path, base: Path) -> list[str]:
+    """Digests of all adapters that the merged checkpoint will hold; ValueError where the base holds these already."""
+    digest = hashlib.blake2b((adapters / lora.ADAPTER_FILE).read_bytes(), digest_size=16).hexdigest()
+    known = json.loads((base / MERGED_FILE).read_text()) if (base / MERGED_FILE).is_file() else []
+    if digest in known or base.resolve() in adapters.resolve().parents:  # OpenVLA-OFT leaves them where it merged them.
+        raise ValueError(
+            f"{adapters}: {base} holds these adapters already, and they would count twice. Use it as it is, or give "
+            "the checkpoint that they were trained on."
+        )
+    return [*known, digest]
 
 
 def _with_adapters(adapters: Path, base: Path | None, device: str) -> tuple[OpenVLAPolicy, dict[str, str]]:

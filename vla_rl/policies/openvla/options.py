@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError, validate
-from vla_rl.policies.base import PolicyConfig
+from vla_rl.policies.base import PolicyConfig, check_adapters
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -318,10 +318,7 @@ class OpenVLAOptions(PolicyConfig):
 
     @model_validator(mode="after")
     def _check(self) -> OpenVLAOptions:
-        if self.trainable == "lora" and self.lora is None and self.path is None:
-            raise ConfigError(
-                "policy.trainable: got 'lora', but policy.lora is not set; give it, e.g. policy.lora.rank=32"
-            )
+        check_adapters(self.trainable, self.lora is not None, self.path)
         if self.cuda_graphs and self.decoder == "autoregressive":
             raise ConfigError("policy.cuda_graphs: got true, but the decoder 'autoregressive' draws token by token")
         if len(set(self.cameras)) != len(self.cameras):

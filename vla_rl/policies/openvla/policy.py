@@ -22,7 +22,7 @@ from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.files import folders as openvla_folders
-from vla_rl.policies.openvla.files.layout import PublishedFolder
+from vla_rl.policies.openvla.files.layout import PublishedFolder, warn_of_other_suite
 from vla_rl.policies.openvla.inputs import image_batch, prepare_images, prompt_batch, state_batch
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob, position_loss
@@ -156,13 +156,11 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         openvla_folders.save(openvla_folders.SavedPolicy(*own, self.published, self.trained_beside), folder, dtype)
 
     def check_env(self, env_spec: EnvSpec) -> None:
-        """Check that the policy can act in environments of this spec.
-
-        Raises:
-            ConfigError: a camera is missing, or the state or action size differs.
-        """
+        """Raise ConfigError where a camera is missing, or the state or action size differs."""
         check_cameras(self.cameras, env_spec)
         check_sizes(self, env_spec)
+        if self.published is not None and self.norm_stats is not None:
+            warn_of_other_suite(self.published, self.norm_stats.name, env_spec.suite)
 
     def set_norm_stats(
         self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
@@ -203,8 +201,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def merge_lora(self) -> None:
         """Add the adapters to the weights they adapt, so that a plain checkpoint can be saved."""
         lora.merge_adapters(self.network)
-        trainable = "full" if self.config.trainable == "lora" else self.config.trainable
-        self.config = self.config.model_copy(update={"lora": None, "trainable": trainable})
+        self.config = self.config.model_copy(update={"lora": None, "trainable": "full"})
         self.finish(self.device)
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from vla_rl.policies.openvla.options import (
     LlamaSpec,
     TowerSpec,
 )
+
+log = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -318,3 +321,14 @@ def choose_statistics(published: PublishedFolder, key: str | None) -> tuple[str,
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"policy.norm_key: {key!r} is not in {published.folder}.{hint} There are: {listed}.")
+
+
+def warn_of_other_suite(published: PublishedFolder, key: str, suite: str) -> None:
+    """Warn where statistics `key` are in use, and the checkpoint has those of the environment's suite, too."""
+    suite = suite.partition("+")[0]
+    own = [name for name in (suite, f"{suite}_no_noops") if name in published.statistics]
+    if own and key not in own:
+        log.warning(
+            f"policy.norm_key: actions are scaled by the statistics of {key}, and the environment is {suite}, whose "
+            f"{published.folder} has too: is policy.norm_key={own[0]} meant?"
+        )
