@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(95_978, 82_000),
+    "lines": Limit(96_019, 82_000),
     "files": Limit(587, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
