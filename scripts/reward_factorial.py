@@ -4,8 +4,9 @@
     python scripts/reward_factorial.py run WORLD_MODEL --output runs/libero --recipe libero_closed_loop --policy FOLDER
     python scripts/reward_factorial.py table runs/factorial
 
-One arm is GRPO from a recipe's policy (by default the tabletop's base), with observations imagined or real, and as
-reward the true outcome, the verdict of the success networks (above their threshold), their calibrated probability, or
+One arm is GRPO from a recipe's policy (by default the tabletop's base), with observations imagined or real, or of which
+only the pictures or only the robot's state are imagined (with the true outcome as reward alone), and as reward the true
+outcome, the verdict of the success networks (above their threshold), their calibrated probability, or
 that of the objects part, which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode
 runs a simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
 divided by a standard deviation in any arm, and learning rates fall to 0, or the last policy's noise would drown the
@@ -57,7 +58,11 @@ from world_model.types import Frames
 
 RECIPE = "tabletop_imagination"
 SUBJECT = "subject.json"
-ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "objects", "true")))
+HALVES = {"imagined_pictures": ("state",), "imagined_state": ("images",)}  # Observations, and what of them is real.
+ARMS = (
+    *itertools.product(("imagined", "real"), ("success", "probability", "objects", "true")),
+    *((half, "true") for half in HALVES),
+)
 JUDGED = (("real", "success"), ("real", "probability"))  # Which judge real frames, and need a threshold for them.
 ITERATIONS = 16
 STOP, FALSE_SUCCESS = 0.8, 0.1
@@ -114,9 +119,10 @@ class FactorialEnv:
 
     Args:
         seen: gives observations. Where a judge decides, it must not end by itself before the horizon.
-        truth: knows what has happened; as many environments. Closed with this one, as `seen` is.
+        truth: knows what has happened; as many environments, or `seen` itself. Closed with this one, as `seen` is.
         reward: "own" (`seen`'s), "true", "success" or "probability" (of `judge`'s logits; also "objects").
         sigmoid: slope and intercept. threshold: logit. stop: probability that ends an episode.
+        from_truth: with reward "true", what `truth` shows in place of `seen`: "state", "images".
     """
 
     def __init__(
@@ -128,8 +134,9 @@ class FactorialEnv:
         sigmoid: tuple[float, float] = (1.0, 0.0),
         threshold: float = np.inf,
         stop: float = STOP,
+        from_truth: Sequence[str] = (),
     ) -> None:
-        self.seen, self.reward, self.judge = seen, reward, judge
+        self.seen, self.reward, self.judge, self.from_truth = seen, reward, judge, from_truth
         self.sigmoid, self.threshold, self.stop = sigmoid, threshold, stop
         self.spec, self.num_envs, self.record_frames = seen.spec, seen.num_envs, False
         self.truth_env = truth
@@ -141,7 +148,8 @@ class FactorialEnv:
     def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Any:
         ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
         obs = self.seen.reset(specs, ids)
-        self.truth_env.reset(specs, ids)
+        if self.truth_env is not self.seen:
+            self.truth_env.reset(specs, ids)
         for array in (self.over, self.truth, self.total, self.paid):
             array[ids] = 0
         for i, spec in zip(ids, specs, strict=True):
@@ -153,11 +161,15 @@ class FactorialEnv:
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
         result = self.seen.step(actions, ids)
-        real = self._step_truth(actions, ids)
         if self.reward == "true":
-            result = replace(real, obs=result.obs, info={})
-        elif self.reward != "own":
-            result = self._judged(result, ids, actions)
+            real = result if self.truth_env is self.seen else self.truth_env.step(actions, ids)
+            self.truth[ids] |= real.success
+            told = {name: getattr(real.obs, name) for name in self.from_truth}
+            result = replace(real, obs=replace(result.obs, **told), info={})
+        else:
+            self._step_truth(actions, ids)
+            if self.reward != "own":
+                result = self._judged(result, ids, actions)
         self.total[ids] += result.reward.sum(1)
         for i, done in zip(ids, result.done.tolist(), strict=True):
             spec = self.specs[i]
@@ -165,28 +177,13 @@ class FactorialEnv:
                 self.log.append((spec.task, spec.index, float(self.total[i]), bool(self.truth[i])))
         return result
 
-    def _step_truth(self, actions: np.ndarray, ids: Sequence[int]) -> StepResult:
+    def _step_truth(self, actions: np.ndarray, ids: Sequence[int]) -> None:
         going = [row for row, i in enumerate(ids) if not self.over[i]]
-        blank = np.zeros((len(ids), actions.shape[1]))
-        none = np.zeros(len(ids), bool)
-        whole = StepResult(
-            None,  # type: ignore[arg-type]  # Taken from what is seen.
-            blank.astype(np.float32),
-            blank.astype(bool),
-            blank.astype(bool),
-            none.astype(np.int64),
-            none,
-            none.copy(),
-        )
-        if not going:
-            return whole
-        at = [ids[row] for row in going]
-        part = self.truth_env.step(actions[going], at)
-        for name in ("reward", "terminated", "truncated", "num_steps", "success", "lost"):
-            getattr(whole, name)[going] = getattr(part, name)
-        self.truth[at] |= part.success
-        self.over[at] |= part.done
-        return whole
+        if going:
+            at = [ids[row] for row in going]
+            part = self.truth_env.step(actions[going], at)
+            self.truth[at] |= part.success
+            self.over[at] |= part.done
 
     def _judged(self, result: StepResult, ids: Sequence[int], actions: np.ndarray) -> StepResult:
         assert self.judge is not None, "a judge decides"
@@ -225,10 +222,10 @@ def build_env(
     recipe: Recipe, observations: str, reward: str, world_model: WorldModel, real_judge: dict[str, Any], seed: int
 ) -> FactorialEnv:
     truth = simulators(recipe)
+    if (observations, reward) == ("real", "true"):
+        return FactorialEnv(truth, truth, "true")
     if observations == "real":
         seen, cameras = simulators(recipe, endless=True), world_model.metadata.cameras
-        if reward == "true":
-            return FactorialEnv(seen, truth, "true")
         if reward == "objects":
             judge = ObjectsJudge(world_model, seen.num_envs, cameras)
             return FactorialEnv(seen, truth, reward, judge, world_model.check_objects())
@@ -239,7 +236,8 @@ def build_env(
     options = recipe.env.imagination.model_dump() | {"reward": kind, "stop_probability": stop}
     first = SimulatedInitialFrames(simulators(recipe))
     seen = WorldModelEnv(world_model, first, validate(ImaginationConfig, options), truth.num_envs, seed=seed)
-    return FactorialEnv(seen, truth, "true" if reward == "true" else "own")
+    told = HALVES.get(observations, ())
+    return FactorialEnv(seen, truth, "true" if reward == "true" else "own", from_truth=told)
 
 
 def calibrate_real(recipe: Recipe, world_model: WorldModel, policy: Policy) -> dict[str, Any]:

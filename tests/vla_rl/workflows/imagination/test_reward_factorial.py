@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vla_rl.policies.base import resolve_path
+from vla_rl.types import EpisodeSpec, Observation, StepResult
 
 ROOT = Path(__file__).parents[4]
 
@@ -121,3 +123,43 @@ def test_seeds_share_no_initial_state_however_many_iterations(script, monkeypatc
         states.append(taken)
     assert [len(found) for found in states] == [20 * 40] * 3
     assert len(set.union(*states)) == 3 * 20 * 40
+
+
+class TwoChunks:
+    """Two environments of one color; each episode succeeds in its second chunk, if this one knows of success."""
+
+    def __init__(self, color: int, knows: bool) -> None:
+        self.spec, self.num_envs, self.color, self.knows, self.steps = None, 2, color, knows, np.zeros(2, int)
+
+    def reset(self, specs: Any, ids: Any) -> Observation:
+        self.steps[ids] = 0
+        return self.observe(ids)
+
+    def step(self, actions: Any, ids: Any) -> StepResult:
+        self.steps[ids] += 1
+        success = (self.steps[ids] > 1) & self.knows
+        ends = np.stack([np.zeros(len(ids), bool), success], 1)
+        paid, none = ends.astype(np.float32), np.zeros_like(ends)
+        return StepResult(self.observe(ids), paid, ends, none, np.full(len(ids), 2), success, none[:, 0])
+
+    def observe(self, ids: Any) -> Observation:
+        images = np.full((len(ids), 4, 4, 3), self.color, np.uint8)
+        return Observation({"top": images}, np.full((len(ids), 2), self.color, np.float32), ["do it"] * len(ids))
+
+
+@pytest.mark.parametrize(("told", "image", "state"), [((), 1, 1), (("state",), 1, 2), (("images",), 2, 1)])
+def test_half_of_what_is_seen_may_be_real_and_the_truth_pays(script, told, image, state):
+    env = script.FactorialEnv(TwoChunks(1, False), TwoChunks(2, True), "true", from_truth=told)
+    env.reset([EpisodeSpec("a", "train", i) for i in range(2)])
+    env.step(np.zeros((2, 2, 3)))
+    result = env.step(np.zeros((1, 2, 3)), [1])
+    assert (result.obs.images["top"] == image).all() and (result.obs.state == state).all()
+    assert result.done.all() and env.log == [("a", 1, 1.0, True)]
+
+
+def test_a_simulator_may_be_what_is_seen_and_the_truth_and_steps_once(script):
+    both = TwoChunks(2, True)
+    env = script.FactorialEnv(both, both, "true")
+    env.reset([EpisodeSpec("a", "train", i) for i in range(2)])
+    env.step(np.zeros((2, 2, 3)))
+    assert both.steps.tolist() == [1, 1]
