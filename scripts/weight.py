@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(96_019, 82_000),
+    "lines": Limit(95_873, 82_000),
     "files": Limit(587, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -54,11 +54,11 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(298, 150),
-    "of them, of our own modules": Limit(117, None),
+    "function-level imports": Limit(147, 150),
+    "of them, of our own modules": Limit(59, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
-    "Any and ignores": Limit(115, 30),
+    "Any and ignores": Limit(11, 30),
     "lines to the loss": Limit(1_605, 1_100),
     "files to the loss": Limit(30, 18),
     "fast tests": Limit(None, None),

@@ -15,10 +15,14 @@ import numpy as np
 from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from sim.perturb import PerturbConfig
+from sim.vector.processes import ProcessVecEnv
+from sim.vector.runner import InlineVecEnv
 from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rewards.base import RewardConfig
+from vla_rl.rewards.env import NEVER, RewardedEnv
+from vla_rl.rollout.halves import HalvesRunner
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -227,11 +231,6 @@ class SimConfig(EnvConfig):
             RuntimeError: a worker process cannot start; with its own error text.
             ValueError: `reward` is missing, damaged, or reads what is not shown.
         """
-        from sim.vector.processes import ProcessVecEnv
-        from sim.vector.runner import InlineVecEnv
-        from vla_rl.rewards.env import NEVER, RewardedEnv
-        from vla_rl.rollout.halves import HalvesRunner
-
         count, reward = num_envs or self.num_envs, None if self.reward is None else self.reward.build(self.env_spec())
         config = self if reward is None else self.model_copy(update={"reward": None, "steps_after_success": NEVER})
         env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(config, count, record_frames)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 
 from sim.libero.library import import_library
@@ -79,7 +80,6 @@ class LeRobotRunner:
     """LeRobot's LiberoEnv in the vector environment that its `make_env` builds: a process each, or one for all."""
 
     def __init__(self, num_envs: int, in_processes: bool, image_size: int, prepare: Callable[[], None]) -> None:
-        import gymnasium as gym
         from lerobot.envs.libero import create_libero_envs
         from lerobot.envs.utils import freeze_after_episode_end
 

@@ -45,7 +45,7 @@ class GymnasiumConfig(SimConfig):
     )
     kwargs: dict[str, Any] = Field(default={}, description="Arguments to it.")
     instruction: str = Field(min_length=1, description="What the robot is told.")
-    cameras: dict[str, str] = Field(  # type: ignore[assignment]  # by name as elsewhere, and with its source
+    cameras: dict[str, str] = Field(  # by name as elsewhere, and with its source
         default={"agentview": RENDER},
         min_length=1,
         description='Camera name -> path of its image in the observation, its keys joined by dots, or "render()".',

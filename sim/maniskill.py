@@ -77,7 +77,7 @@ class _WholeName(str):
 
     __slots__ = ()
 
-    def split(self, *_: Any) -> list[Any]:  # type: ignore[override]
+    def split(self, sep: object = None, maxsplit: object = -1) -> list[Any]:
         return [str(self), None]
 
 

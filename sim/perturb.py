@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import scipy  # Its `spatial` comes with the first use.
 from pydantic import Field
 
 from sim.single_env import SingleObservation
@@ -120,17 +121,16 @@ class Perturbation:
                 array[:] = values
 
     def _move_camera(self, model: Any, camera: int, target: np.ndarray) -> None:
-        from scipy.spatial.transform import Rotation
-
         level, rng = self.level("camera"), self.rng()
+        rotation = scipy.spatial.transform.Rotation
         orbit, rise, roll = (np.radians(table[level]) * _either_way(rng) for table in (ORBIT, RISE, ROLL))
-        pose, position = Rotation.from_quat(np.roll(model.cam_quat[camera], -1)), model.cam_pos[camera].copy()
+        pose, position = rotation.from_quat(np.roll(model.cam_quat[camera], -1)), model.cam_pos[camera].copy()
         right, _, back = pose.as_matrix().T
         center = position - back * ((position - target) @ back)
-        turn = Rotation.from_rotvec([0, 0, orbit]) * Rotation.from_rotvec(rise * right)
+        turn = rotation.from_rotvec([0, 0, orbit]) * rotation.from_rotvec(rise * right)
         away = turn.apply(position - center) * (1 + ZOOM[level] * _either_way(rng))
         model.cam_pos[camera] = center + away
-        model.cam_quat[camera] = np.roll((turn * pose * Rotation.from_rotvec([0, 0, roll])).as_quat(), 1)
+        model.cam_quat[camera] = np.roll((turn * pose * rotation.from_rotvec([0, 0, roll])).as_quat(), 1)
 
     def _relight(self, direction: Any, diffuse: Any, ambient: Any, head_ambient: Any, head_diffuse: Any) -> None:
         level, rng = self.level("light"), self.rng()

@@ -14,11 +14,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_rl.common.run_folder import open_run
 from vla_rl.config import validate
+from vla_rl.data.hub import pinned
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import TRAIN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.training.train import train as run_training
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.results import Evaluation
@@ -59,10 +65,6 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
         ValueError: the policy never succeeds, so there is nothing to learn from.
         TrainingDivergedError: the loss, the gradients or the weights became NaN or infinite.
     """
-    from vla_rl.common.run_folder import open_run
-    from vla_rl.data.hub import pinned
-    from vla_rl.training.train import train as run_training
-
     loaded = _loaded(recipe)
     loaded.check_machine()
     checked = check(loaded, TRAIN)
@@ -86,10 +88,6 @@ def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options
         ConfigError: an option is unknown or out of range, or the recipe is wrong.
         EvaluationError: unknown task, or more states asked than the split has.
     """
-    from vla_rl.distributed.process_group import resolve_device
-    from vla_rl.evaluation.evaluate import EvalConfig
-    from vla_rl.evaluation.evaluate import evaluate as run_evaluation
-
     recipe = _loaded(recipe)
     recipe.check_machine()
     config = validate(EvalConfig, recipe.eval.model_dump() | {"videos": 0} | options, prefix="eval")

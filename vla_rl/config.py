@@ -384,12 +384,13 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.optim.lr=1e-5")
     try:
-        value: Any = yaml.load(raw, Loader) if raw else None
+        value = yaml.load(raw, Loader) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
     if key in (*KINDS, *SECTION_OF) and isinstance(value, str):
         value = {"kind": value}
-    return functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
+    *outer, last = key.split(".")
+    return functools.reduce(lambda inner, part: {part: inner}, reversed(outer), {last: value})
 
 
 def apply_overrides(values: Section, overrides: Iterable[str]) -> dict[str, Any]:
@@ -407,7 +408,7 @@ def _refuse_into_list(text: str, values: Section) -> None:
     Raises:
         ConfigError: an override of something inside a list, which would replace all of it.
     """
-    inner: Any = values
+    inner: object = values
     *sections, _ = keys = text.partition("=")[0].split(".")
     for number, key in enumerate(sections, 1):
         inner = inner.get(key) if isinstance(inner, Mapping) else None

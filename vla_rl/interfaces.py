@@ -306,7 +306,7 @@ class Policy(Protocol):
     no_rl_reason: str | None = None
     has_one_likelihood: bool = False
     demonstration_size: int | None = None
-    norm_stats: Any = None
+    norm_stats: object = None
     sharding_dtype: torch.dtype | None = None
     saves_sharded: bool = False
 

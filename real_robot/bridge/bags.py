@@ -239,7 +239,7 @@ def _read_streams(bag: Path, streams: Sequence[_Stream]) -> None:
                         f"{bag}: {connection.topic} holds {connection.msgtype}, the contract says {expected}"
                     )
             for connection, received, data in reader.messages(connections=chosen) if chosen else ():
-                native: Any = reader.deserialize(data, connection.msgtype)
+                native = reader.deserialize(data, connection.msgtype)
                 for stream in by_topic[connection.topic]:
                     stream.take(tree_of(native), received)
     except AnyReaderError as error:

@@ -6,6 +6,7 @@ import io
 import math
 
 import numpy as np
+from PIL import Image as Pillow
 
 from real_robot.contract.channels import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
 from real_robot.contract.contract import RobotContract
@@ -67,8 +68,6 @@ def decode_image(
 
 def encode_image(picture: np.ndarray, kind: str, quality: int = 95) -> bytes:
     """A picture, uint8 (height, width, 3) RGB, as a "jpeg" (of that quality) or "png" file."""
-    from PIL import Image as Pillow
-
     buffer = io.BytesIO()
     Pillow.fromarray(picture).save(buffer, kind, **({"quality": quality} if kind == "jpeg" else {"compress_level": 1}))
     return buffer.getvalue()
@@ -93,8 +92,6 @@ def _decode_raw(message: Image) -> np.ndarray:
 
 
 def _decode_file(data: bytes) -> np.ndarray:
-    from PIL import Image as Pillow
-
     # libjpeg fills the missing part of a cut-off file with gray and only warns.
     if data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END):
         raise MessageError("JPEG cut off: it has no end marker")

@@ -186,16 +186,14 @@ class SimRobot:
             return
         self._ask(lambda: self._start(number, spec), lambda error: self._rospy.logwarn("/episode/start: %s", error))
 
-    def _answer(self, act: Callable[[], str]) -> Any:
+    def _answer(self, act: Callable[[], str]) -> tuple[bool, str]:
         """A service's answer, once the simulator's thread has done what was asked."""
-        from std_srvs.srv import TriggerResponse
-
         done: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
         self._ask(lambda: done.put((True, act())), lambda error: done.put((False, error)))
         try:
-            return TriggerResponse(*done.get(timeout=_ANSWER_SECONDS))
+            return done.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
-            return TriggerResponse(False, f"the simulator is busy: nothing within {_ANSWER_SECONDS:g} s")
+            return False, f"the simulator is busy: nothing within {_ANSWER_SECONDS:g} s"
 
     def _ask(self, act: Callable[[], None], refuse: Callable[[str], None]) -> None:
         self._asked.put((act, refuse))
@@ -341,37 +339,32 @@ class SimRobot:
         self._trace.write(json.dumps(line) + "\n")
 
     def _publish(self, observation: Any) -> None:
-        from geometry_msgs.msg import PoseStamped
-        from sensor_msgs.msg import CompressedImage, JointState
-
         self._state.stamp = time.time_ns()
         now = self._rospy.Time(*divmod(self._state.stamp, 10**9))
         self._episode.publish(json.dumps(asdict(self._state)))
         self._instruction.publish(self._state.instruction)
-        pose = PoseStamped()
+        pose = self._pose.data_class()
         pose.header.stamp, pose.header.frame_id = now, FRAME
         position, orientation = observation.state[:3], to_quaternion(observation.state[3:6].astype(np.float64))
         pose.pose.position.x, pose.pose.position.y, pose.pose.position.z = map(float, position)
         for axis, value in zip("xyzw", orientation, strict=True):
             setattr(pose.pose.orientation, axis, float(value))
         self._pose.publish(pose)
-        joints = JointState(name=list(FINGERS), position=[float(v) for v in observation.state[6:8]])
+        joints = self._joints.data_class(name=list(FINGERS), position=[float(v) for v in observation.state[6:8]])
         joints.header.stamp = now
         self._joints.publish(joints)
         for camera, picture in observation.images.items():
             data = encode_image(picture, self.config.image_format)
-            image = CompressedImage(format=self.config.image_format, data=data)
+            image = self._image[camera].data_class(format=self.config.image_format, data=data)
             image.header.stamp, image.header.frame_id = now, camera
             self._image[camera].publish(image)
         if self._expert is not None and not self._state.done:
             self._publish_expert(self._expert)
 
     def _publish_expert(self, publisher: Any) -> None:
-        from std_msgs.msg import Float64MultiArray
-
         action = self._env.expert_action().astype(np.float64)
         action[:6] *= np.array(SCALES)
-        publisher.publish(Float64MultiArray(data=[*action.tolist(), float(self._env.expert_remaining())]))
+        publisher.publish(publisher.data_class(data=[*action.tolist(), float(self._env.expert_remaining())]))
 
 
 def _name(state: EpisodeState) -> str:

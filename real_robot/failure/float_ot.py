@@ -97,7 +97,7 @@ class FloatOT(Scorer):
         batch, _, seen = costs.shape
         horizon = max(self.horizon, seen)
         padded = np.concatenate([costs, np.zeros((batch, costs.shape[1], horizon - seen))], axis=2)
-        plan: Any = (
+        plan = (
             _pot()
             .solve_batch(
                 padded,

@@ -91,8 +91,6 @@ class FailureReport:
 
     def table(self) -> Table:
         """The figures for a terminal."""
-        from rich.table import Table
-
         table = Table(title=self.summary(), title_justify="left")
         table.add_column("detector")
         for title, _ in COLUMNS:

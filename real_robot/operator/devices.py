@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from real_robot.operator.teleop import Axes, GripperCommand
 from real_robot.transports.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
 from real_robot.transports.messages import Float64MultiArray, JointState, JointTrajectory, MessageError
 from vla_rl.config import ConfigError
+
+if TYPE_CHECKING:
+    from lerobot.utils.rotation import Rotation
 
 PHONE_SILENCE = 0.25  # seconds without another pose; a hand is never that still
 PHONE_PATIENCE = 120.0  # seconds in which a person connects the phone, and presses once
@@ -46,7 +49,7 @@ class PhoneAxes:
 
     def __init__(self, reach: float, turn: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._reach, self._turn, self._clock = reach, turn, clock
-        self._pressed_at: Any = None  # the rotation when it was pressed; None: not pressed
+        self._pressed_at: Rotation | None = None  # the rotation when it was pressed; None: not pressed
         self._seen: tuple[bytes, float] = (b"", float("-inf"))
         self._lost = False
 
@@ -66,10 +69,9 @@ class PhoneAxes:
         self._lost = self._lost or now - self._seen[1] > PHONE_SILENCE
         if self._lost:
             return None
-        if self._pressed_at is None:
-            self._pressed_at = rotation
+        start = self._pressed_at = rotation if self._pressed_at is None else self._pressed_at
         x, y, z = position / self._reach
-        turned = np.asarray((rotation * self._pressed_at.inv()).as_rotvec()) / self._turn
+        turned = np.asarray((rotation * start.inv()).as_rotvec()) / self._turn
         # LeRobot's MapPhoneActionToRobotAction has the phone's frame so to the robot's.
         values = np.array([-y, x, z, turned[1], turned[0], -turned[2]])
         values = np.where(np.abs(values) < PHONE_DEAD_ZONE, 0.0, np.clip(values, -1, 1))
@@ -387,7 +389,7 @@ def spacemouse_axes(mouse: Any) -> Axes | None:
 
 def _open_spacemouse() -> Any:
     try:
-        library: Any = importlib.import_module("pyspacemouse")
+        library = importlib.import_module("pyspacemouse")
         return library.open(axis_convention=library.AxisConvention.ROS)
     except ImportError as error:
         raise DeviceError(f"spacemouse: {error}. Run: pip install '.[spacemouse]'") from error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import math
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
@@ -216,10 +219,6 @@ def _single_keys(stream: TextIO) -> Iterator[None]:
     if not stream.isatty():
         yield
         return
-    import atexit
-    import termios
-    import tty
-
     before = termios.tcgetattr(stream)
     atexit.register(termios.tcsetattr, stream, termios.TCSADRAIN, before)
     tty.setcbreak(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -40,8 +41,6 @@ class RecordingLock:
         self._file = -1
         if os.name != "posix":
             return
-        import fcntl
-
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

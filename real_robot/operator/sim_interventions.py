@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
@@ -285,8 +286,6 @@ class ScriptedPersons:
         ]
         self.generator: torch.Generator | None = None
         if policy is not None:
-            import torch
-
             self.generator = torch.Generator().manual_seed(seed)
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from real_robot.serving.requests import PolicyFacts
 from real_robot.serving.server import PolicyServer, ServeConfig, policy_facts, serve_until_stopped
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.offpolicy.published import Followed, newest
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -37,9 +39,6 @@ class HotSwap:
         Raises:
             PublishedError: it must not act.
         """
-        from vla_rl.distributed.process_group import resolve_device
-        from vla_rl.offpolicy.published import Followed, newest
-
         device = str(resolve_device(self._config.device))
         if newest(self._folder) is None:
             self._say(f"waiting for the first policy in {self._folder}; `run: hil` publishes one when it begins")

@@ -32,7 +32,11 @@ from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestErr
 from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.statistics import action_range
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import ContinuingPolicy
+from vla_rl.policies.base import resolve_path
+from vla_rl.policies.load import load_policy
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -284,11 +288,6 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
         ConfigError: no such checkpoint, or action_names of another length than its actions.
         ValueError: a file of it is missing or damaged.
     """
-    from vla_rl.distributed.process_group import resolve_device
-    from vla_rl.evaluation.evaluate import policy_hash
-    from vla_rl.policies.base import resolve_path
-    from vla_rl.policies.load import load_policy
-
     device = resolve_device(config.device)
     folder = resolve_path(checkpoint)
     policy = load_policy(checkpoint, device)

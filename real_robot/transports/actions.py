@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -116,7 +116,7 @@ def graph_of(transport: Transport, what: str) -> GraphTransport:
         raise TransportError(
             f"{what}: {type(transport).__name__} has no services and no actions; ros1, ros2 and rclpy have them"
         )
-    return transport  # type: ignore[return-value]
+    return cast(GraphTransport, transport)
 
 
 def read_part[M: Message](kind: type[M], tree: Any) -> M | None:

@@ -9,6 +9,7 @@ command is sent that would make the arm jump.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
@@ -53,8 +54,6 @@ class PortLock:
         self._file = -1
         if os.name != "posix":
             return
-        import fcntl
-
         try:
             self._file = os.open(port, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError:  # Whoever opens it in earnest says so.

@@ -90,12 +90,10 @@ class Ros2Transport(GraphConnection):
 
     def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> Publisher:
         dds_topic = self._topic(topic, message_type)
-        kind: Any = dds_topic.data_type
         writer = self._writers[topic] = DataWriter(self._participant, dds_topic, dds_qos(qos))
 
         def publish(message: Message) -> None:
-            sample = kind.__new__(kind)
-            sample.data = encode_cdr(message, self._distro)
+            sample = _holding(dds_topic.data_type, encode_cdr(message, self._distro))
             try:
                 writer.write(sample)
             except DDSException as error:
@@ -182,9 +180,8 @@ class Ros2Service:
     def call(self, request: Message, answer: Callable[[Answer], None]) -> None:
         number = next(self._numbers)
         remember(self._waiting, number, answer)
-        kind: Any = self._writer.topic.data_type
-        sample = kind.__new__(kind)
-        sample.data = _HEADER + _CALL.pack(self._client, number) + encode_cdr(request, self._distro)[len(_HEADER) :]
+        data = _HEADER + _CALL.pack(self._client, number) + encode_cdr(request, self._distro)[len(_HEADER) :]
+        sample = _holding(self._writer.topic.data_type, data)
         try:
             self._writer.write(sample)
         except DDSException as error:
@@ -239,13 +236,18 @@ def dds_type(name: str, distro: str, is_call: bool = False) -> type[IdlStruct]:
         return self.data
 
     def deserialize(data: bytes, *_: Any, **__: Any) -> Any:
-        sample = made.__new__(made)
-        sample.data = bytes(data)  # type: ignore[attr-defined]
-        return sample
+        return _holding(made, bytes(data))
 
-    made.serialize = serialize  # type: ignore[method-assign]
-    made.deserialize = staticmethod(deserialize)  # type: ignore[assignment, method-assign]
+    made.serialize = serialize
+    made.deserialize = staticmethod(deserialize)
     return made
+
+
+def _holding(kind: type[IdlStruct], data: bytes) -> IdlStruct:
+    """A sample of a `dds_type`."""
+    sample = object.__new__(kind)
+    sample.data = data  # pyright: ignore[reportAttributeAccessIssue]
+    return sample
 
 
 def _idl_of(node: Any, distro: str) -> Any:

@@ -29,7 +29,7 @@ class UploadedScene:
     def __init__(self, model: mujoco.MjModel, runs: Runs, light: bool) -> None:
         from OpenGL import GL
 
-        self._gl: Any = GL
+        self._gl = GL
         quality = model.vis.quality
         samples, quality.offsamples = quality.offsamples, 0 if light else quality.offsamples
         try:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import functools
 import hmac
 import importlib
 import mmap
+import operator
 import os
 import select
 import signal
@@ -133,7 +133,7 @@ class GymEpisodes:
 
     def __init__(self, env: Any, facts: Mapping[str, Any], record_frames: bool) -> None:
         self.env, self.record_frames = env, record_frames
-        said = getattr(getattr(env, "unwrapped", env), "env_facts", {})
+        said = getattr(getattr(env, "unwrapped", env), "env_facts", dict)
         own: Any = said() if callable(said) else said
         self.facts: dict[str, Any] = {**own, **{key: value for key, value in facts.items() if value is not None}}
         self.name = self.facts.get("name") or type(getattr(env, "unwrapped", env)).__name__
@@ -281,8 +281,7 @@ class GymEpisodes:
 def make_environment(setup: Mapping[str, Any]) -> Any:
     """One environment of "module:Class" (or a function) with its kwargs. Raises whatever that raises."""
     module, _, name = setup["env"].partition(":")
-    target: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    made = target(**setup["kwargs"])
+    made = operator.attrgetter(name)(importlib.import_module(module))(**setup["kwargs"])
     if not hasattr(made, "reset") and hasattr(made, "make"):  # a config of ours, which makes its environment
         made = getattr(made, "start", made.make)(setup["record_frames"])
     return made if hasattr(made, "run_chunk") else GymEpisodes(made, setup["facts"], setup["record_frames"])

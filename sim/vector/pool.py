@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection as mp_connection
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sim.single_env import ChunkResult, SingleObservation
 from sim.vector.commands import CALLER_ERRORS, Command
@@ -259,7 +259,7 @@ class PoolVecEnv(BaseVecEnv):
             timeout[worker] = longest if busy.command == "reset" else worker.step_timeout
             deadline[worker] = max(busy.sent, worker.heard) + timeout[worker]
         wait = min(LOOK_SECONDS, max(0.0, min(deadline.values()) - time.monotonic()))
-        speaking = mp_connection.wait([worker.connection for worker in call.pending], wait)  # type: ignore[arg-type]
+        speaking = mp_connection.wait(cast(list[int], [worker.connection for worker in call.pending]), wait)
         for worker in list(call.pending):
             if worker.connection in speaking:
                 self._hear(worker)

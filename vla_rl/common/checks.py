@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 Status = Literal["ok", "warning", "missing", "wrong"]
 
@@ -34,14 +39,8 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
     """Show the checks as a table or JSON. Returns the exit code: 1 when something is wrong, or missing and needed."""
     faults = [c for c in checks if c.is_fault]
     if as_json:
-        import json
-
         write(json.dumps({"ok": not faults, "checks": [asdict(c) for c in checks]}, indent=1))
         return 1 if faults else 0
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
-
     marks = {
         "ok": "[green]ok[/]",
         "warning": "[yellow]warning[/]",

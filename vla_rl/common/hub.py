@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from vla_rl.common.errors import ConfigError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
@@ -39,8 +41,6 @@ def parse_name(text: str) -> HubName | None:
 
 def is_offline() -> bool:
     """Whether the user has said that the Hub is not to be asked (HF_HUB_OFFLINE): the cache is all there is."""
-    from huggingface_hub import constants
-
     return constants.HF_HUB_OFFLINE
 
 

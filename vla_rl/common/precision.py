@@ -16,7 +16,7 @@ def wants_bf16(precision: Precision, device_type: str) -> bool:
     if device_type != "cpu":
         return device_type == "cuda"
     cpu = torch.cpu
-    return cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()  # pyright: ignore[reportAttributeAccessIssue]
+    return cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
 
 
 def set_float32_products(precision: Precision, device_type: str) -> None:

@@ -260,10 +260,11 @@ def _read_columns(source: LeRobotSource, policy: Policy, policy_hash: str | None
             found = table.column(POLICY_VERSION).to_pylist()
             versions |= {v for v, name in zip(found, who, strict=True) if name == "policy"}
     # `vla-rl collect` records "<name> <first twelve digits of the hash>".
-    other = sorted(v for v in versions if policy_hash is not None and not v.endswith(policy_hash[:12]))
+    own = (policy_hash or "")[:12]
+    other = sorted(version for version in versions if not version.endswith(own))
     if other:
         raise DatasetError(
-            f"{source.root}: episodes of another policy ({', '.join(other)}); this one is {policy_hash[:12]}. Whether "  # type: ignore[index]
+            f"{source.root}: episodes of another policy ({', '.join(other)}); this one is {own}. Whether "
             "it fails says nothing about this policy: collect its own episodes, or set same_policy=false"
         )
     starts = np.cumsum(source.lengths) - source.lengths

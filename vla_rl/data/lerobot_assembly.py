@@ -85,7 +85,7 @@ class _DataWriter:
         self._root, self._meta = root, meta
         self._schema = get_hf_features_from_features(meta.features).arrow_schema
         self._chunk, self._file = 0, -1
-        self._writer: Any = None
+        self._writer: pq.ParquetWriter | None = None
         self._bytes = 0
 
     def add_shard(self, rows: Sequence[Mapping[str, Any]], shard: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,13 @@ from vla_rl.config import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 _METHODS = ("act", "evaluate", "bc_loss", "embed")  # of a `Policy`: what gathers the parameters before it runs
 _NO_MORE = -1
 _asked_for: dict[tuple[int, tuple[int, ...]], int] = {}  # In process 0: the tensors of the `gathers` block it is in.
+_unsharded = WeakSet[nn.Module]()  # The policies of the `unsharded` blocks that this process is in.
 
 
 def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
@@ -102,12 +106,12 @@ def unsharded(policy: nn.Module) -> Iterator[None]:
 
     Entered and left by all processes together. A policy that is not sharded is left alone. May be nested.
     """
-    modules = [] if getattr(policy, "_is_unsharded", False) else _sharded_modules(policy)
+    modules = [] if policy in _unsharded else _sharded_modules(policy)
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     if modules:
-        policy._is_unsharded = True  # type: ignore[assignment]
+        _unsharded.add(policy)
     try:
         yield
     finally:
@@ -115,7 +119,7 @@ def unsharded(policy: nn.Module) -> Iterator[None]:
             module.set_reshard_after_forward(module is not policy, recurse=False)
             module.reshard()
         if modules:
-            policy._is_unsharded = False  # type: ignore[assignment]
+            _unsharded.discard(policy)
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def gathers(tensors: Iterable[Tensor]) -> Iterator[None]:
     Entered by all processes together, with the same tensors in the same order (those that are not sharded do not
     count). The others do nothing in it that process 0 waits for: they are past it when process 0 is.
     """
-    sharded: list[Any] = [tensor.detach() for tensor in tensors if is_sharded(tensor)]
+    sharded = [cast("DTensor", tensor.detach()) for tensor in tensors if is_sharded(tensor)]
     if not sharded:
         yield
         return
@@ -151,7 +155,7 @@ def whole(tensor: Tensor) -> Tensor:
     """
     if not is_sharded(tensor):
         return tensor
-    sharded: Any = tensor.detach()
+    sharded = cast("DTensor", tensor.detach())
     if not sharded.numel():
         return sharded.to_local().new_empty(sharded.shape, device="cpu")
     number = _asked_for.get(_storage(sharded))
@@ -168,7 +172,7 @@ def saving(policy: Any) -> Iterator[None]:
     """
     parameters: list[nn.Parameter] = list(policy.parameters())
     with gathers(parameters):
-        is_asking = any(is_sharded(p) and cast(Any, p).device_mesh.get_rank() == 0 for p in parameters)
+        is_asking = any(is_sharded(p) and p.device_mesh.get_rank() == 0 for p in parameters)
         with _whole_weights(policy) if is_asking and not policy.saves_sharded else nullcontext():
             yield
 
@@ -204,14 +208,14 @@ def _ask(mesh: DeviceMesh, number: int) -> int:
     return int(asked)
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
     """Whether this is a DTensor; asked so that a single process need not import that class."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor, sharing its storage; of one that is not sharded, the tensor itself."""
-    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def like(tensor: Tensor, wanted: Tensor) -> Tensor:
@@ -220,8 +224,7 @@ def like(tensor: Tensor, wanted: Tensor) -> Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = cast(Any, wanted).device_mesh, cast(Any, wanted).placements
-    return distribute_tensor(tensor.to(wanted.device), mesh, placements, src_data_rank=None)
+    return distribute_tensor(tensor.to(wanted.device), wanted.device_mesh, wanted.placements, src_data_rank=None)
 
 
 @torch.no_grad()

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
+from torch.distributed.device_mesh import init_device_mesh
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed import fsdp, outcomes, parts
@@ -45,7 +47,7 @@ class LaunchedGroup(ProcessGroup):
     """
 
     watch: Watch | None = field(default=None, compare=False, repr=False)
-    on_host: Any = field(default=None, compare=False, repr=False)
+    on_host: dist.ProcessGroup | None = field(default=None, compare=False, repr=False)
 
     def share(self, num: int) -> slice:
         each, more = divmod(num, self.size)  # Earlier parts are larger.
@@ -110,8 +112,6 @@ class LaunchedGroup(ProcessGroup):
             if not parts.is_placeholder(tensor):
                 dist.broadcast(tensor.detach(), src=0)
         if self.is_sharded:
-            from torch.distributed.device_mesh import init_device_mesh
-
             awaited = parts.sources(policy)
             fsdp.shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
             parts.read_parts(policy, awaited)
@@ -155,14 +155,12 @@ def launched_group(recipe: Launchable) -> Iterator[LaunchedGroup]:
     Raises:
         ConfigError: the recipe has what does not work in several processes.
     """
-    from accelerate import PartialState
-
     check(recipe, num_launched())
     on_cpu = resolve_device(recipe.device) == "cpu"
     limit = timedelta(minutes=recipe.distributed.timeout_minutes)
     state = PartialState(cpu=on_cpu, timeout=limit)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
-    on_host = None if on_cpu else dist.new_group(backend="gloo", timeout=limit)
+    on_host = None if on_cpu else cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=limit))
     rank, size = state.process_index, state.num_processes
     watch = Watch(dist.distributed_c10d._get_default_store(), rank, size, limit)
     group = LaunchedGroup(rank, size, recipe.parallel, device, watch, on_host)

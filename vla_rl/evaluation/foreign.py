@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # Its `stats` come with the first use.
 
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare
@@ -290,8 +291,6 @@ def _unpaired(a: Evaluation, b: Evaluation, mode: str) -> Comparison:
 
 
 def _apart(mode: str, task: str | None, a: Iterable[EpisodeRecord], b: Iterable[EpisodeRecord]) -> PairedResult:
-    from scipy.stats import fisher_exact
-
     sides = []
     for records in map(list, (a, b)):
         outcomes = np.array([r.success for r in records], float)
@@ -316,5 +315,5 @@ def _apart(mode: str, task: str | None, a: Iterable[EpisodeRecord], b: Iterable[
         lost=0,
         difference=second.mean() - first.mean(),
         bootstrap=unpaired_difference_interval(first, second, states_a, states_b),
-        p_value_by_state=float(fisher_exact(table).pvalue),
+        p_value_by_state=float(scipy.stats.fisher_exact(table).pvalue),
     )

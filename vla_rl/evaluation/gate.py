@@ -18,6 +18,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.evaluation.evaluate import build_env
+from vla_rl.evaluation.pooled import PooledEvidence, PooledTest, power_text
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import EnvConfig, Policy, VecEnv
 from vla_rl.policies.load import load_policy
@@ -61,8 +63,6 @@ class GateConfig(Config):
 
     def build_env(self, real: EnvConfig) -> VecEnv:
         """Start the checks' environment, which records what is to be kept."""
-        from vla_rl.evaluation.evaluate import build_env
-
         return build_env(
             with_steps_after_success(real, self.steps_after_success), record_frames=self.keep_episodes == "frames"
         )
@@ -75,8 +75,6 @@ class GateConfig(Config):
 
     def power(self, iterations: int) -> str:
         """Say what the checks of a run of so many iterations can tell (see `evaluation.pooled.power_text`)."""
-        from vla_rl.evaluation.pooled import power_text
-
         return power_text(self.pairs, self.num_checks(iterations), self.alpha)
 
 
@@ -207,8 +205,6 @@ class Gate:
         world: ProcessGroup = ALONE,
         episodes: Path | None = None,
     ) -> None:
-        from vla_rl.evaluation.pooled import PooledEvidence
-
         if config.keep_episodes != "none" and world.size > 1:
             raise ConfigError(
                 f"gate.keep_episodes: got {config.keep_episodes!r} with {world.size} processes, each of which has a "
@@ -254,8 +250,6 @@ class Gate:
         Args:
             checks_left: that the run can still make, this one included; bets are made for as many.
         """
-        from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
-
         kept = self._kept_episodes(env.spec, iteration)
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs + check.comparison.num_lost_pairs for check in self.checks)

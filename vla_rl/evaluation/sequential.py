@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy  # Its `optimize` comes with the first use.
 from scipy.special import betaln, logsumexp
 
 from vla_rl.evaluation.statistics import Interval
@@ -69,7 +69,7 @@ def difference_confidence_sequence(gained: int, lost: int, tied: int, confidence
     def root(edge: float) -> float:
         if excess(edge) < 0 or edge == center:
             return math.copysign(1.0, edge)
-        return float(brentq(excess, center, edge, xtol=1e-7))  # type: ignore[arg-type]
+        return cast(float, scipy.optimize.brentq(excess, center, edge, xtol=1e-7))
 
     return Interval(root(-_EDGE), root(_EDGE))
 

@@ -13,6 +13,7 @@ from vla_rl.config import Config, TaskNames
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
+from vla_rl.evaluation.sequential import PairedSequentialTest
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.rollout.runner import derived_seed, run_episodes
@@ -109,8 +110,6 @@ def compare_sequential(
         test: decides; by default at the config's alpha and min_gain.
         on_episodes: called with a batch's episodes of a and of b, this process's own.
     """
-    from vla_rl.evaluation.sequential import PairedSequentialTest
-
     test = test or PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0
     num_successes = np.zeros(2, np.int64)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # Its `stats`, which are slow to import, come with the first use.
 from scipy.special import ndtr, stdtrit
 
 DEFAULT_RESAMPLES = 10_000
@@ -45,9 +46,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
         raise ValueError(f"successes must lie in 0 .. n = {n}, got {successes}")
     if n == 0:
         return Interval(0.0, 1.0)
-    from scipy.stats import binomtest
-
-    interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    interval = scipy.stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return Interval(float(interval.low), float(interval.high))
 
 
@@ -82,9 +81,7 @@ def clustered_wilson_interval(
         size = residual.size
         variance += residual.var() * size * size / max(size - 1, 1) / n**2
     effective = n / max(variance / (rate * (1 - rate) / n), 1.0) if states > 1 else 1.0
-    from scipy.stats import norm
-
-    z = float(norm.ppf(0.5 + confidence / 2))
+    z = float(scipy.stats.norm.ppf(0.5 + confidence / 2))
     center = (rate + z * z / (2 * effective)) / (1 + z * z / effective)
     half = z / (1 + z * z / effective) * math.sqrt(rate * (1 - rate) / effective + z * z / (4 * effective**2))
     return Interval(center - half, center + half)
@@ -272,16 +269,12 @@ def summarize_seeds(differences: np.ndarray, confidence: float = 0.95) -> SeedSu
 
 def _half_width_of_seeds(per_seed: np.ndarray, confidence: float) -> float:
     """Return half the t interval of the mean of float (seeds,)."""
-    from scipy.stats import t
-
-    quantile = float(t.ppf(0.5 + confidence / 2, per_seed.size - 1))
+    quantile = float(scipy.stats.t.ppf(0.5 + confidence / 2, per_seed.size - 1))
     return quantile * float(per_seed.std(ddof=1)) / math.sqrt(per_seed.size)
 
 
 def _half_width_of_states(table: np.ndarray, confidence: float) -> float:
     """Return half the interval of what the seeds of float (seeds, states), NaN where missing, share by their states."""
-    from scipy.stats import t
-
     valid = np.isfinite(table)
     num_states = int(valid.any(0).sum())
     residual = np.where(valid, table - np.nanmean(table, axis=1, keepdims=True), 0.0)
@@ -291,7 +284,7 @@ def _half_width_of_states(table: np.ndarray, confidence: float) -> float:
     if num_states < 2 or num_products == 0:
         return 0.0
     covariance = max(float(products) / num_products * num_states / (num_states - 1), 0.0)
-    return float(t.ppf(0.5 + confidence / 2, num_states - 1)) * math.sqrt(covariance / num_states)
+    return float(scipy.stats.t.ppf(0.5 + confidence / 2, num_states - 1)) * math.sqrt(covariance / num_states)
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -303,9 +296,7 @@ def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation along the last axis, float (..., P): Pearson's of the ranks, ties sharing theirs."""
-    from scipy.stats import rankdata
-
-    return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
+    return pearson(scipy.stats.rankdata(a, axis=-1), scipy.stats.rankdata(b, axis=-1))
 
 
 def _numbered(n: int, clusters: np.ndarray | None, strata: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

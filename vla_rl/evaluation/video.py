@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import imageio.v2 as imageio
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from vla_rl.types import Episode
 
@@ -102,26 +104,22 @@ def tile(videos: Sequence[np.ndarray], columns: int | None = None, gap: int = 4)
 
 def write_mp4(path: Path, frames: np.ndarray, fps: float) -> Path:
     """Write H.264 that every browser plays (even size, 4:2:0, index first)."""
-    import imageio.v2 as imageio
-
     _check(frames)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = frames.shape[1:3]
     frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    with imageio.get_writer(
+    imageio.mimwrite(
         path,
-        format="FFMPEG",  # type: ignore[arg-type]
-        mode="I",
+        list(frames),
+        format="FFMPEG",
         fps=max(fps, 1.0),
         codec="libx264",
         pixelformat="yuv420p",
         macro_block_size=2,
         output_params=["-crf", "23", "-preset", "veryfast", "-movflags", "+faststart", "-threads", "1"],
         ffmpeg_log_level="error",
-    ) as writer:
-        for frame in frames:
-            writer.append_data(frame)  # type: ignore[attr-defined]
+    )
     return path
 
 
@@ -132,8 +130,6 @@ def _check(frames: np.ndarray) -> None:
 
 def _caption_strip(text: str, width: int) -> np.ndarray:
     """Dark text on white, uint8 (_CAPTION_HEIGHT, width, 3), shortened to fit."""
-    from PIL import Image, ImageDraw, ImageFont
-
     image = Image.new("RGB", (width, _CAPTION_HEIGHT), "white")
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(13)

@@ -10,6 +10,8 @@ from pydantic import Field, NonNegativeFloat
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, read_json, resolve_path
 from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.inspect import describe
+from vla_rl.policies.load import load_policy
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ class AdvantageConditionedConfig(PolicyConfig):
     @classmethod
     def _load(cls, folder: Path, device: str | torch.device, guidance: float | None) -> AdvantageConditionedPolicy:
         from vla_rl.offpolicy.advantage_conditioned import BASE_FOLDER, condition
-        from vla_rl.policies.load import load_policy
 
         return condition(load_policy(folder / BASE_FOLDER, device), _saved(folder) if guidance is None else guidance)
 
@@ -59,8 +60,6 @@ class AdvantageConditionedConfig(PolicyConfig):
         file = folder / CONFIG_FILE
         if not file.is_file() or read_json(file).get("kind") != "advantage_conditioned":
             return None
-        from vla_rl.policies.inspect import describe
-
         guidance, base = _saved(folder), describe(folder / "base")
         guided = f"it acts by guidance ({guidance:g}); RL can train it with policy.guidance=1"
         return CheckpointInfo(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.policies.load import load_policy
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -48,9 +50,6 @@ class Published:
         Raises:
             PublishedError: it is not what was published, or cannot be loaded.
         """
-        from vla_rl.evaluation.evaluate import policy_hash
-        from vla_rl.policies.load import load_policy
-
         try:
             found = policy_hash(self.folder)
             if found != self.hash:
@@ -73,8 +72,6 @@ def publish(folder: Path, number: int, policy: Policy, keep: int) -> Published:
     Raises:
         OSError: the disk is full; the one before stays the newest.
     """
-    from vla_rl.evaluation.evaluate import policy_hash
-
     path = folder / f"policy-{number:08d}"
     policy.save(path)
     published = Published(path, number, policy_hash(path))

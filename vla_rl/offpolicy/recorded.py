@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from vla_rl.data.config import DatasetError
 from vla_rl.data.lerobot_io import (
@@ -31,6 +32,7 @@ from vla_rl.data.lerobot_io import (
     read_shard,
     staging_folder,
 )
+from vla_rl.data.source import LeRobotSource
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.features import NO_DRAWS, Draws, compute_features
 from vla_rl.offpolicy.transitions import Transitions, joined
@@ -94,8 +96,6 @@ def num_recorded(recording: Path) -> int:
     Raises:
         DatasetError: it is damaged.
     """
-    from vla_rl.data.source import LeRobotSource
-
     if not recording.is_dir():
         found = len(list_shards(staging_folder(recording)))
         if not recording.is_dir():
@@ -147,10 +147,6 @@ def _rate(staging: Path) -> float:
 
 
 def _of_dataset(recording: Path, first: int, cameras: Sequence[str], most: int) -> list[RecordedFrames]:
-    import pyarrow as pa
-
-    from vla_rl.data.source import LeRobotSource
-
     source = LeRobotSource(recording)
     ends = np.cumsum(source.lengths)
     wanted = range(first, min(first + most, len(ends)))

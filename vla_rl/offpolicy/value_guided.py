@@ -24,6 +24,7 @@ from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.policies.base import CONFIG_FILE
 from vla_rl.policies.checkpoint_files import read_weights, write_folder, write_weights
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 
 BASE_FOLDER = "base"
@@ -139,8 +140,6 @@ class ValueGuidedPolicy(nn.Module, Policy):
         Raises:
             ValueError: the folder is incomplete or damaged.
         """
-        from vla_rl.policies.load import load_policy
-
         facts = json.loads((folder / CONFIG_FILE).read_text())
         policy = cls._of(load_policy(folder / BASE_FOLDER, device), CriticNetworks.empty(**facts["critic"]), facts)
         read_weights(folder, policy._added())

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from vla_rl.common.hub import HubName, explained
 
 _UNREAD = ["*.bin", "*.msgpack", "*.h5"]  # Copies of the weights in formats that are not read.
@@ -23,8 +25,6 @@ def download(name: HubName) -> Path:
     Raises:
         ConfigError: no such model or revision, or the Hub cannot be reached.
     """
-    import huggingface_hub
-
     with explained(name, "policy path", "model"):
         return Path(huggingface_hub.snapshot_download(name.repo, revision=name.revision, ignore_patterns=_UNREAD))
 
@@ -39,10 +39,9 @@ def described(name: HubName) -> Iterator[tuple[Path, HubName]]:
     Raises:
         ConfigError: no such model or revision, or the Hub cannot be reached.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import NotASafetensorsRepoError
 
-    api = HfApi()
+    api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory(prefix=name.repo.replace("/", "--")) as temporary:
         folder = Path(temporary)
         with explained(name, "policy path", "model"):

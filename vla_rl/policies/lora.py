@@ -8,21 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import peft
 import safetensors.torch
 import torch
-from peft.tuners.lora import Linear
+from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.openvla.options import LoraOptions
-
-if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -59,8 +56,6 @@ def _named_targets(linear: list[str], options: LoraOptions) -> list[str]:
 
 
 def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> None:
-    from vla_rl.policies.lora import inject
-
     inject(network, targets, options.rank, options.alpha, options.dropout)
     widen_adapters(network)
 
@@ -72,18 +67,11 @@ def widen_adapters(network: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def _layer_class() -> type[LoraLayer]:
-    """peft's, imported where there are adapters: a policy without them does not need it."""
-    from peft.tuners.lora import LoraLayer
-
-    return LoraLayer
-
-
 @torch.no_grad()
 def merge_adapters(network: nn.Module) -> None:
     """Add each adapter's product to its layer's weight, in float32, and put the plain layer back."""
     for name, module in list(network.named_modules()):
-        if isinstance(module, _layer_class()):
+        if isinstance(module, LoraLayer):
             base = cast(nn.Linear, module.get_base_layer())
             base.weight.data = _merged_weight(module)
             network.set_submodule(name, base)
@@ -111,8 +99,8 @@ def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(act)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        policy: Any = args[0]
-        if not policy.config.merge_lora:
+        policy = cast(nn.Module, args[0])
+        if not getattr(policy.config, "merge_lora", False):
             return act(*args, **kwargs)
         with _merged(policy):
             return act(*args, **kwargs)
@@ -121,8 +109,8 @@ def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def _merged(policy: Any) -> Iterator[None]:
-    layers = [module for module in policy.modules() if isinstance(module, _layer_class())]
+def _merged(policy: nn.Module) -> Iterator[None]:
+    layers: list[LoraLayer] = [module for module in policy.modules() if isinstance(module, LoraLayer)]
     versions = [(p._version, p.data_ptr()) for layer in layers for p in cast(nn.Module, layer).parameters()]
     made: _Merged | None = policy.__dict__.get("_merged_lora")
     if made is None or made.versions != versions:
@@ -142,7 +130,7 @@ def _merged(policy: Any) -> Iterator[None]:
             layer.merged_adapters.remove(_ADAPTER)
 
 
-def forget_merged(policy: Any) -> None:
+def forget_merged(policy: nn.Module) -> None:
     """Free the merged weights, where training is about to need the memory; the next `act` makes them anew."""
     policy.__dict__["_merged_lora"] = None
 
@@ -166,8 +154,6 @@ def write_adapters(network: nn.Module, options: LoraOptions, base: str, folder: 
     adapters = {n: p for n, p in network.named_parameters() if is_adapter(n)}
     tensors = {_PREFIX + n.replace(f".{_ADAPTER}.", "."): p for n, p in adapters.items()}
     write_tensors(folder / ADAPTER_FILE, tensors, metadata={"format": "pt"})
-    import peft
-
     config = peft.LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,

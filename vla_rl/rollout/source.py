@@ -15,6 +15,7 @@ from pydantic import SerializeAsAny
 from vla_rl.config import Config, component
 from vla_rl.interfaces import EnvConfig, HalvedEnv
 from vla_rl.policies.base import PolicyConfig
+from vla_rl.rollout.runner import EpisodeRunner, collect
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
@@ -143,8 +144,6 @@ class LaterEnv:
     @property
     def runner(self) -> type[EpisodeRunner]:
         """See `HalvedEnv`; `EpisodeRunner` where the environment knows no halves."""
-        from vla_rl.rollout.runner import EpisodeRunner
-
         return getattr(self._built(), "runner", EpisodeRunner)
 
     def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
@@ -251,8 +250,6 @@ class LocalSource:
         self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
     ) -> list[Episode]:
         """See `EpisodeSource.collect`."""
-        from vla_rl.rollout.runner import collect
-
         assert self._policy is not None, "publish comes first"
         return collect(
             self._policy,

@@ -6,7 +6,7 @@ Imported only when it is asked for, since torchao is an extra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,7 +27,7 @@ class EightBitAdamW(AdamW8bit):
         super().add_param_group(param_group)
         self._set_lr(float)
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """See `torch.optim.Optimizer.step`."""
         on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
         self._set_lr(lambda lr: torch.tensor(float(lr)))
@@ -36,7 +36,7 @@ class EightBitAdamW(AdamW8bit):
         self._set_lr(float)
         return result
 
-    def _set_lr(self, form: Any) -> None:
+    def _set_lr(self, form: Callable[[Any], object]) -> None:
         for group in self.param_groups:
             group["lr"] = form(group["lr"])
 

@@ -21,12 +21,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
 from vla_rl.distributed.process_group import parse_device
+from vla_rl.policies import lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder, read_json
-from vla_rl.policies.openvla.files.folders import published_config
+from vla_rl.policies.normalization import NormStats
+from vla_rl.policies.openvla.files import layout as openvla_layout
+from vla_rl.policies.openvla.files.fake_checkpoint import FULL
+from vla_rl.policies.openvla.files.folders import parse_config, published_architecture, published_config
+from vla_rl.policies.openvla.files.layout import PublishedFolder
+from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
+from vla_rl.policies.openvla.tokenizer import WordTokenizer
 from vla_rl.training.config import OptimizerName
 from vla_rl.training.optimizers import optimizer_bytes, optimizer_step_bytes
 from vla_rl.training.published_sizes import OPENVLA_7B, OPENVLA_OFT_7B, advice
@@ -133,7 +142,9 @@ class AllocationCounter(TorchDispatchMode):
         for tensor in known:
             self._register(tensor, counted=False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: Iterable[object] = (), kwargs: dict | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
@@ -170,17 +181,17 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
 
 def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, MemoryEstimate]:
     """As `estimate`; and of one process alone, whose policy is whole, as it is where a process only rolls out."""
-    config: Any = recipe.policy
+    config = recipe.policy
     if not isinstance(config, OpenVLAOptions):
         raise ConfigError(
             f"policy.kind: {config.kind!r} cannot be counted by part; `vla-rl memory` knows OpenVLA's family alone "
             f"(openvla). By the number of parameters: {advice()}"
         )
-    algo: Any = getattr(recipe, "algo", None)
-    section: Any = algo if algo is not None else getattr(recipe, "sft", None)
+    algo = getattr(recipe, "algo", None)
+    section = algo if algo is not None else getattr(recipe, "sft", None)
     if section is None:
         raise ConfigError("algo: the recipe trains nothing; `vla-rl memory` needs an algo or sft section")
-    env: Any = recipe.env
+    env = recipe.env
     spec: EnvSpec = env.env_spec()
     if algo is not None:
         batch, has_reference = algo.micro_batch_size, algo.kl_coef > 0
@@ -256,12 +267,6 @@ def counted_device(device: str) -> str:
 
 def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolicy:
     """The policy that a config builds for a device, on the meta device; see `without_values`."""
-    from vla_rl.common.precision import wants_bf16
-    from vla_rl.policies import lora
-    from vla_rl.policies.openvla.network.network import OpenVLANetwork
-    from vla_rl.policies.openvla.policy import OpenVLAPolicy
-    from vla_rl.policies.openvla.tokenizer import WordTokenizer
-
     bf16 = wants_bf16(config.precision, device)
     config, architecture, is_published = sizes_of(config, spec)
     kernel = ("eager" if device == "cpu" else "sdpa") if config.attention == "auto" else config.attention
@@ -287,9 +292,6 @@ def sizes_of(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any
     Of a checkpoint on the hub, the small files and the headers of the weights are read; of OpenVLA's own, and of
     OpenVLA-OFT's for LIBERO, nothing.
     """
-    from vla_rl.policies.openvla.files import layout as openvla_layout
-    from vla_rl.policies.openvla.files.folders import published_architecture
-
     if config.path is None:
         return config, config.architecture(spec.action_dim, spec.state_dim), False
     if config.path.startswith((OPENVLA_7B, OPENVLA_OFT_7B)) and not Path(config.path).is_dir():
@@ -306,9 +308,6 @@ def sizes_of(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any
 
 def _openvla_7b(config: OpenVLAOptions) -> Any:
     """The published OpenVLA of 7 billion parameters as its small files describe it, which are not read."""
-    from vla_rl.policies.openvla.files.fake_checkpoint import FULL
-    from vla_rl.policies.openvla.files.layout import PublishedFolder
-
     folder = Path(str(config.path))
     dims = {"action": 7, "proprio": 8}
     statistics = {name: {"q01": [-1.0] * dim, "q99": [1.0] * dim} for name, dim in dims.items()}
@@ -318,8 +317,6 @@ def _openvla_7b(config: OpenVLAOptions) -> Any:
 
 
 def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:
-    from vla_rl.policies.openvla.files.folders import parse_config
-
     file = folder / OWN_FILE if (folder / OWN_FILE).is_file() else folder / CONFIG_FILE
     saved, architecture = parse_config(read_json(file), file)
     return saved.with_chosen({n: getattr(config, n) for n in config.model_fields_set}), architecture
@@ -432,8 +429,6 @@ def _observation(policy: OpenVLAPolicy, spec: EnvSpec, batch_size: int) -> Obser
 
 
 def _unit_statistics(policy: OpenVLAPolicy, spec: EnvSpec) -> Any:
-    from vla_rl.policies.normalization import NormStats
-
     sizes = {"action": policy.action_dim, "proprio": policy.architecture.state_dim or spec.state_dim}
     values = {name: {"q01": [-1.0] * n, "q99": [1.0] * n} for name, n in sizes.items()}
     return NormStats.of("unit", values, policy.action_dim, policy.architecture.state_dim)

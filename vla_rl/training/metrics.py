@@ -17,13 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+import rich
 from pydantic import Field
+from rich.console import Console
 
 from vla_rl.common.atomic import disk_full, is_disk_full, write_text_atomic
 from vla_rl.common.run_folder import RunFolder, whole_lines
 from vla_rl.config import Config
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+    from wandb import Run
+
     from vla_rl.evaluation.results import Evaluation
 
 _WANDB_ID_FILE = "wandb_id.txt"
@@ -71,7 +76,7 @@ class WandbRun:
 
     def __init__(self, folder: Path, config: LogConfig, run_config: Mapping[str, Any] | None = None):
         self._folder, self._config, self._run_config = Path(folder), config, dict(run_config or {})
-        self._run: Any = None
+        self._run: Run | None = None
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Send one step's numbers, or what wandb shows besides."""
@@ -100,7 +105,7 @@ class WandbRun:
             self._run.finish()
             self._run = None
 
-    def _start(self) -> Any:
+    def _start(self) -> Run:
         import wandb
 
         id_file = self._folder / _WANDB_ID_FILE
@@ -147,7 +152,7 @@ class MetricLogger:
         self.config = config
         self._resume_step, self._num_iterations = resume_step, num_iterations
         self._file: TextIO | None = None
-        self._tensorboard: Any = None
+        self._tensorboard: SummaryWriter | None = None
         self._wandb = WandbRun(self.folder, config, run_config) if config.wandb != "disabled" else None
         path = RunFolder(self.folder).metrics
         if resume_step is not None and path.exists():
@@ -178,8 +183,6 @@ class MetricLogger:
     def print(self, message: Any) -> None:
         """Show a text or a rich table on the console, where that is on."""
         if self.config.console:
-            import rich
-
             rich.print(message)
 
     def close(self) -> None:
@@ -229,8 +232,6 @@ class MetricLogger:
     def _print_step(self, step: int, numbers: dict[str, float]) -> None:
         shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
         if shown:
-            from rich.console import Console
-
             of = self._num_iterations
             name = f"step {step:>5}" if of is None else f"iteration {step:>{len(str(of))}} of {of}"
             cells = (f"[dim]{key}[/] {numbers[key]:<9.4g}" for key in shown)

@@ -50,7 +50,7 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = [_muon(config, hidden)] if hidden else []
     if groups:
         adamw = partial(torch.optim.AdamW, fused=all(p.is_cuda for g in groups for p in g["params"]) or None)
-        kind: Any = _eight_bit_adamw() if config.name == "adamw_8bit" else adamw
+        kind = _eight_bit_adamw() if config.name == "adamw_8bit" else adamw
         optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))
     for optimizer in optimizers:
         optimizer.register_step_post_hook(_tell_of_step)
@@ -67,7 +67,7 @@ def _tell_of_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
 
-def _eight_bit_adamw() -> type[torch.optim.Optimizer]:
+def _eight_bit_adamw() -> Callable[..., torch.optim.Optimizer]:
     try:
         from vla_rl.training.adamw_8bit import EightBitAdamW
     except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ def clip_gradients(parameters: Sequence[torch.Tensor], limit: float) -> torch.Te
     All processes call it together. Nothing waits for the device: a norm that is NaN or infinite is the caller's to
     find, when it reads it.
     """
-    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     return norm.full_tensor() if is_sharded(norm) else norm
 
 
@@ -151,7 +151,7 @@ class Float32Muon(torch.optim.Muon):
     """torch.optim.Muon with `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982), its products in float32."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See torch.optim.Muon."""
         loss = None
         if closure is not None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 
 from vla_rl.algorithms.learner import Learner
 from vla_rl.algorithms.stale import EarlierRollouts
@@ -29,6 +30,7 @@ from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
+from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success
 from vla_rl.rollout.success import TRUE_SUCCESS, reward_metrics, rollout_metrics, success_metrics
@@ -68,8 +70,6 @@ class TrainingRun:
 
     def __init__(self, recipe: TrainRecipe, folder: Path, resume: bool):
         if recipe.num_threads:
-            import torch
-
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
         self.iteration, self._saved_at = 0, -1
@@ -435,8 +435,6 @@ def run_steps(folder: RunFolder, config: TrainConfig, show: bool, write: bool) -
     """What says where an RL run is."""
 
     def write_page(path: Path) -> None:
-        from vla_rl.report.report import write_report
-
         write_report(path)
 
     return RunSteps(folder.status, STEPS[config.evaluate], config.iterations, write_page, show, write)

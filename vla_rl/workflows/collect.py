@@ -31,7 +31,7 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         version = policy_version(recipe)
         if (finished := finished_dataset(env_config, config, version, recipe.seed)) is not None:
             return finished
-        policy = build_policy(recipe, env_config.env_spec())  # type: ignore[attr-defined]
+        policy = build_policy(recipe, env_config.env_spec())
         if config.plan is not None:
             policy = config.plan.build(policy, str(policy.device))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,7 +16,7 @@ from vla_rl.common.progress import episode_progress
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, policy_hash
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.checks import FAILURE, Run
@@ -70,8 +69,6 @@ def embedded(
     Raises:
         ConfigError: `folder` holds episodes of another policy or from other sources.
     """
-    from vla_rl.evaluation.evaluate import policy_hash
-
     wanted = policy_hash(_policy_path(recipe))
     note = folder.with_suffix(".yaml")
     asked = f"policy_hash: {wanted}\nevery: {_section(recipe).every}\n{dump_yaml(config)}{dump_yaml(recipe.acting_env)}"
@@ -83,7 +80,7 @@ def embedded(
                 f"changed since (see {note.name}); delete it, or choose another --output"
             )
         return EmbeddedEpisodes.load(folder)
-    env: Any = recipe.acting_env
+    env = recipe.acting_env
     policy = build_policy(recipe, env.env_spec())
     with evaluation_mode(policy):
         if config.datasets:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from real_robot.bridge.sim_robot import SCALES
+from real_robot.operator.hub.hub_log import read_log, shares
 from real_robot.operator.hub.scripted_person import PersonOptions, ScriptedPerson, run_person
 from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import Master, free_port
@@ -139,8 +140,6 @@ def run_piece(
     Raises:
         RosInstallError: ROS 1 is not there. RuntimeError: a program ended by itself, or the work was not done in time.
     """
-    from real_robot.operator.hub.hub_log import read_log, shares
-
     folder, names = programs.folder, [f"robot_{i + 1}" for i in range(robots)]
     for old in (*folder.glob("*.jsonl"), *folder.glob("*.json")):
         old.unlink()  # of a run that was killed

@@ -13,7 +13,6 @@ from pathlib import Path
 from vla_rl.common.child_process import start_child
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.rollout.actors.programs import LostError, Programs
 
 BASE, FINAL = "base", "final"  # evaluations that jobs leave
 MAX_ATTEMPTS = 5  # of a job on a cluster whose machines are lost
@@ -105,6 +104,7 @@ def run_jobs(
         threads = max(1, (os.cpu_count() or 1) // side_by_side)
         _run_all(jobs, side_by_side, lambda one: one.start(program, threads).wait(), show)
         return
+    from vla_rl.rollout.actors.programs import LostError, Programs
 
     folder = Path(os.path.commonpath([one.folder.parent for one in jobs]))
     place = Programs(cluster.address, folder, cluster.cpus, cluster.gpus)

@@ -7,6 +7,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from httpx import HTTPError
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
 from vla_rl.common.hub import parse_name
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
@@ -89,10 +93,6 @@ def _copy_run(folder: Path, target: Path) -> None:
 
 
 def _upload(name: str, kind: str, folders: list[Path], private: bool, show: Callable[[str], None]) -> str:
-    from httpx import HTTPError
-    from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-
     files: dict[str, Path] = {}  # The card and the run's files come last, and so in place of others of that name.
     for folder in folders:
         files |= {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

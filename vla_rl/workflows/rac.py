@@ -174,7 +174,7 @@ class _Rounds:
 
 
 def _base_policy(recipe: RacRecipe) -> Policy:
-    return build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
+    return build_policy(recipe, recipe.acting_env.env_spec())
 
 
 def _has_frames(dataset: Path, frames: Frames) -> bool:

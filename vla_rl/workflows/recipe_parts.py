@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -16,6 +16,7 @@ from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.types import EnvSpec
+from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
 
 
@@ -26,8 +27,7 @@ def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
         ConfigError: the recipe's policy class builds nothing, or does not fit the environment.
     """
     limit_threads(recipe)
-    policy: Any = recipe.policy
-    return policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
+    return recipe.policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
 
 
 def limit_threads(recipe: Recipe) -> None:
@@ -37,8 +37,12 @@ def limit_threads(recipe: Recipe) -> None:
 
 
 def env_spec(recipe: Recipe) -> EnvSpec:
-    env: Any = recipe.acting_env
-    return env.env_spec()
+    return recipe.acting_env.env_spec()
+
+
+def imagining(recipe: Recipe) -> WorldModelEnvConfig:
+    """Return the env section of a recipe that is run in imagination; one of a user's own has its fields."""
+    return cast(WorldModelEnvConfig, recipe.env)
 
 
 def world_model_section(recipe: FitRecipe) -> FitConfig:

@@ -17,7 +17,7 @@ from vla_rl.offpolicy.critic import new_networks
 from vla_rl.offpolicy.features import NO_DRAWS, Draws
 from vla_rl.offpolicy.learner import OffPolicyLearner
 from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.noise import SteeredPolicy
+from vla_rl.offpolicy.noise import SteeredPolicy, noise_shape
 from vla_rl.offpolicy.replay import Replay
 from vla_rl.offpolicy.transitions import Transitions, logged_transitions
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
@@ -181,8 +181,6 @@ def noise_shape_of(config: OnlineConfig, base: Policy) -> tuple[int, int] | None
     Raises:
         ConfigError: the policy's chunks start from none.
     """
-    from vla_rl.offpolicy.noise import noise_shape
-
     return noise_shape(base, config.noise.same_for_all_steps) if config.method == "noise" else None
 
 

@@ -14,6 +14,7 @@ from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.keyframes import split_start
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Observation
+from world_model.data.episodes import open_episodes
 from world_model.metadata import WorldModelMetadata
 
 MAX_KEPT = 512  # Rendered first frames: the episodes of a group all begin with the same.
@@ -131,8 +132,6 @@ def open_recorded(
     Raises:
         DatasetError: missing or damaged, other cameras, sizes or fps, or no episode of some task.
     """
-    from world_model.data.episodes import open_episodes
-
     return RecordedInitialFrames([open_episodes(config, metadata.env_spec()) for config in configs], tasks)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 
 from vla_rl.data.segmentation import BACKGROUND, FIRST_THING, MAX_ID, TABLE
@@ -305,8 +306,6 @@ def _patterns(style: Style, size: tuple[int, int]) -> np.ndarray:
 
 def _pattern(kind: str, seed: int, size: tuple[int, int]) -> np.ndarray:
     """A pattern around 0, -1 .. 1, float32 (h, w)."""
-    import cv2
-
     rng = np.random.default_rng(seed)
     height, width = size
     y, x = np.mgrid[0:height, 0:width] / max(size)

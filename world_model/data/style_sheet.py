@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from vla_rl.data.config import DatasetConfig
@@ -36,8 +37,6 @@ def write_style_sheet(
     Raises:
         ConfigError, DatasetError: as for fitting.
     """
-    import cv2
-
     frames = EpisodeFrames.of(open_episodes(dataset, spec), 1, spec.action_low, spec.action_high)
     maker = restylers(config, [frames], [dataset.camera_map], tuple(spec.projections))[0]
     chosen = np.unique(np.linspace(0, len(frames.episodes) - 1, num_episodes).astype(np.int64))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 
@@ -241,7 +242,6 @@ class PretrainedAutoencoder(Autoencoder):
             ValueError: none of the four classes there, no safetensors, damaged, or an unfit image size.
         """
         import diffusers
-        from safetensors import SafetensorError
 
         folder, values = _find_model(Path(path))
         name = values["_class_name"]

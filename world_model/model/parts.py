@@ -12,8 +12,10 @@ from torch import nn
 from world_model.config import WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata
+from world_model.model.autoencoder import build_autoencoder
 from world_model.model.inverse import InverseDynamics
 from world_model.model.objects import ObjectModel
+from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
 from world_model.types import DynamicsInputs
 
 
@@ -39,9 +41,6 @@ def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts
     Raises:
         ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
     """
-    from world_model.model.autoencoder import build_autoencoder
-    from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
-
     autoencoder = build_autoencoder(config.autoencoder, metadata.image_size)
     shape, num_views = autoencoder.latent_shape, len(metadata.cameras)
     mean, std = (np.array(values, np.float32) for values in (metadata.state_mean, metadata.state_std))

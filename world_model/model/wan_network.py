@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -106,7 +106,7 @@ class ActionWan(nn.Module):
         for block in wan.blocks:
             # The layout takes the place of the rotary embedding, which a block hands on to its self-attention as it is.
             if self.checkpointing and torch.is_grad_enabled():
-                tokens: Any = checkpoint(block, tokens, words, modulation, layout, use_reentrant=False)
+                tokens = cast(torch.Tensor, checkpoint(block, tokens, words, modulation, layout, use_reentrant=False))
             else:
                 tokens = block(tokens, words, modulation, layout)
 
@@ -211,31 +211,31 @@ def transformer_sizes(transformer: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
 
 
-def _known_sizes() -> list[str]:
+def _wan_class() -> Any:
     from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 
-    return [name for name in inspect.signature(WanTransformer3DModel.__init__).parameters if name != "self"]
+    return WanTransformer3DModel
+
+
+def _known_sizes() -> list[str]:
+    return [name for name in inspect.signature(_wan_class().__init__).parameters if name != "self"]
 
 
 def _random(sizes: dict[str, Any], dtype: torch.dtype) -> Any:
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-
-    allowed = _known_sizes()
+    kind, allowed = _wan_class(), _known_sizes()
     if unknown := sorted(set(sizes) - set(allowed)):
         raise ValueError(f"dynamics.transformer: unknown {unknown}; allowed: {', '.join(sorted(allowed))}")
-    transformer = WanTransformer3DModel(**sizes)
+    transformer = kind(**sizes)
     for name, parameter in transformer.named_parameters():
-        if not any(kept in name for kept in WanTransformer3DModel._keep_in_fp32_modules):
+        if not any(kept in name for kept in kind._keep_in_fp32_modules):
             parameter.data = parameter.data.to(dtype)
     return transformer
 
 
 def _pretrained(path: Path, dtype: torch.dtype) -> Any:
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-
     # Some conversions of text-and-image models declare projections of a CLIP image, which they have no use for.
     options = {"image_dim": None, "added_kv_proj_dim": None}
-    return load_model(WanTransformer3DModel, model_folder(path, "transformer", "WanTransformer3DModel"), dtype, options)
+    return load_model(_wan_class(), model_folder(path, "transformer", "WanTransformer3DModel"), dtype, options)
 
 
 def load_model(model_class: Any, folder: Path, dtype: torch.dtype, options: dict[str, Any] | None = None) -> Any:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from ssl import SSLContext
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -44,7 +45,7 @@ class RobotLink:
         name: str,
         url: str,
         token: str = "",
-        ssl: Any = None,
+        ssl: SSLContext | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.url, self._token, self._ssl = name, url, token, ssl

@@ -108,9 +108,9 @@ def ros1_texts() -> dict[str, str]:
 @functools.cache
 def ros1_classes() -> dict[str, Any]:
     """rospy's classes of `ros1_texts`, for a ROS 1 without control_msgs, as genpy makes them of a definition."""
-    from actionlib_msgs.msg import GoalID, GoalStatus  # pyright: ignore[reportMissingImports]
-    from genpy.dynamic import generate_dynamic  # pyright: ignore[reportMissingImports]
-    from trajectory_msgs.msg import JointTrajectory  # pyright: ignore[reportMissingImports]
+    from actionlib_msgs.msg import GoalID, GoalStatus
+    from genpy.dynamic import generate_dynamic
+    from trajectory_msgs.msg import JointTrajectory
 
     separator = "\n" + "=" * 80 + "\n"
     parts: dict[str, str] = {}

@@ -10,6 +10,7 @@ import time
 import xmlrpc.client
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any, cast
 from xml.parsers.expat import ExpatError
 
 from real_robot.transports.ros.install import RosInstallError, enable, python_path, ros_folder
@@ -82,18 +83,24 @@ class _Transport(xmlrpc.client.Transport):
         super().__init__()
         self._timeout = timeout
 
-    def make_connection(self, host):  # type: ignore[no-untyped-def]
+    def make_connection(self, host):
         connection = super().make_connection(host)
         connection.timeout = self._timeout
         return connection
 
 
+def _ask(uri: str, timeout: float, method: str, *arguments: str) -> tuple[int, Any]:
+    """The status code and the value that a master, or a node, answers."""
+    with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as server:
+        code, _, value = cast(tuple[int, str, Any], getattr(server, method)("/vla_rl", *arguments))
+    return code, value
+
+
 def master_pid(uri: str, timeout: float = 1.0) -> int | None:
     """Process id of the master at `uri`, or None where none answers in time."""
     try:
-        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
-            code, _, pid = master.getPid("/vla_rl")  # type: ignore[misc]
-            return int(pid) if code == 1 else None  # type: ignore[arg-type]
+        code, pid = _ask(uri, timeout, "getPid")
+        return int(pid) if code == 1 else None
     except (OSError, *_NO_MASTER):
         return None
 
@@ -101,8 +108,7 @@ def master_pid(uri: str, timeout: float = 1.0) -> int | None:
 def service_uri(uri: str, name: str, timeout: float = 1.0) -> str:
     """Where the service of that name is, as the master at `uri` knows it; "" where it knows none or does not answer."""
     try:
-        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
-            code, _, found = master.lookupService("/vla_rl", name)  # type: ignore[misc]
+        code, found = _ask(uri, timeout, "lookupService", name)
     except (OSError, *_NO_MASTER):
         return ""
     return str(found) if code == 1 else ""
@@ -121,10 +127,9 @@ def topic_ends(uri: str, timeout: float = 2.0) -> tuple[dict[str, list[str]], di
         OSError: it does not answer, or not as a master does.
     """
     try:
-        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
-            _, _, (publishers, subscribers, _) = master.getSystemState("/vla_rl")  # type: ignore[misc]
-            _, _, types = master.getTopicTypes("/vla_rl")  # type: ignore[misc]
-        return dict(publishers), dict(subscribers), dict(types)  # type: ignore[arg-type]
+        _, (publishers, subscribers, _) = _ask(uri, timeout, "getSystemState")
+        _, types = _ask(uri, timeout, "getTopicTypes")
+        return dict(publishers), dict(subscribers), dict(types)
     except _NO_MASTER as error:
         raise OSError(f"the ROS master at {uri} does not answer as one: {error}") from error
 
@@ -135,12 +140,10 @@ def is_gone(uri: str, node: str, timeout: float = 1.0) -> bool:
     Raises nothing: False where the master does not answer.
     """
     try:
-        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
-            code, _, address = master.lookupNode("/vla_rl", node)  # type: ignore[misc]
+        code, address = _ask(uri, timeout, "lookupNode", node)
         if code != 1:
             return True  # It has left in the meantime.
-        with xmlrpc.client.ServerProxy(str(address), transport=_Transport(timeout)) as slave:
-            slave.getPid("/vla_rl")
+        _ask(str(address), timeout, "getPid")
     except ConnectionRefusedError:
         return True
     except (OSError, *_NO_MASTER):

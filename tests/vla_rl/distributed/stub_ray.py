@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from vla_rl.rollout.actors import ahead, ahead_worker, cluster, source, vec_env
-
 ray = pytest.importorskip("ray")
+
+from vla_rl.rollout.actors import ahead, ahead_worker, cluster, source, vec_env  # noqa: E402
 
 FOR_EVER = 4_000.0  # seconds of the stub's clock after which whoever waits would wait for ever
 PASSES = 10  # of the loop, before somebody waits in vain

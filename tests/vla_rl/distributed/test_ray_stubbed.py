@@ -28,7 +28,7 @@ from vla_rl.rollout.actors.cluster import Connection, cause_of
 from vla_rl.rollout.actors.ledger import MAX_ATTEMPTS
 from vla_rl.rollout.actors.source import LockstepSource, RaySource
 from vla_rl.rollout.actors.vec_env import RayVecEnv
-from vla_rl.rollout.source import GroupOrder
+from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode, EpisodeSpec, Observation
 
 GROUPS, SIZE = 2, 2
@@ -48,7 +48,9 @@ def recipe(*rollout: str, **overrides: Any) -> Recipe:
 
 def source(wanted: Recipe, version: int = 0) -> RaySource:
     config: Any = wanted.rollout
-    made = (AheadSource if config.staleness else LockstepSource)(wanted, config, Connection(is_ours=False))
+    parts = {name: getattr(wanted, name) for name in ("env", "policy", "rollout", "seed", "device")}
+    plan = RolloutPlan(**parts, groups=GROUPS, temperature=1.0)
+    made = (AheadSource if config.staleness else LockstepSource)(plan, config, Connection(is_ours=False))
     made.publish(wanted.policy.build(wanted.env.env_spec(), "cpu", 0), version)
     return made
 

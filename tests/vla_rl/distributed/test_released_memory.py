@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("ray")
 from vla_rl.rollout.actors.cluster import release_freed_memory
 
 

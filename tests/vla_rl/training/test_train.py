@@ -268,7 +268,7 @@ def test_resampling_respects_its_budget(policy, tmp_path):
 
 def test_lost_episodes_are_not_failures(policy, tmp_path, monkeypatch):
     real = runner.collect
-    monkeypatch.setattr(runner, "collect", lambda *a, **k: [replace(e, lost=True) for e in real(*a, **k)])
+    monkeypatch.setattr("vla_rl.rollout.source.collect", lambda *a, **k: [replace(e, lost=True) for e in real(*a, **k)])
     with pytest.raises(ValueError, match="no episode to learn from: all 8 of the rollout were lost"):
         run_in(tmp_path / "run", small_recipe(policy, *ONE))
 
@@ -343,7 +343,7 @@ def test_ctrl_c_finishes_the_iteration_and_saves_it(policy, tmp_path, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(runner, "collect", interrupted)
+    monkeypatch.setattr("vla_rl.rollout.source.collect", interrupted)
     recipe = small_recipe(policy, "train.save_every=4")
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", recipe)
@@ -358,7 +358,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not reached")
 
-    monkeypatch.setattr(runner, "collect", impatient)
+    monkeypatch.setattr("vla_rl.rollout.source.collect", impatient)
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", small_recipe(policy))
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")

@@ -20,12 +20,13 @@ from vla_rl.config import ConfigError, apply_overrides, dump_yaml
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import read_recipe
-from vla_rl.rollout.actors.cluster import Setting
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.jobs import Cluster, Job, run_jobs
 from vla_rl.workflows.sweep import RESULT_FILE, Sweep
 
 ray = pytest.importorskip("ray")
+from vla_rl.rollout.actors.cluster import Setting  # noqa: E402
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HOSTS = "rollout={kind: ray, hosts: 2, timeout_s: 30}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.policies.base import resolve_path
+from vla_rl.policies.lerobot.inspect import describe
 from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.types import EnvSpec
 
@@ -41,6 +42,4 @@ class LeRobotConfig(LeRobotOptions):
     @classmethod
     def describe(cls, folder: Path) -> CheckpointInfo | None:
         """See `PolicyConfig.describe`."""
-        from vla_rl.policies.lerobot.inspect import describe
-
         return describe(folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -40,8 +41,6 @@ def read_as_data() -> Iterator[None]:
 
     Changes names in LeRobot's modules for as long, so no other thread may build one meanwhile.
     """
-    from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
-
     ours = {
         "AutoProcessor": FolderTokenizers(UniversalActionProcessor.from_pretrained_local),
         "AutoTokenizer": FolderTokenizers(AutoTokenizer.from_pretrained),
@@ -70,8 +69,6 @@ def tiny_fast_tokenizer(chunk_size: int, action_dim: int) -> Any:
 
     Its coefficients are single bytes, so that every sequence of its tokens is a chunk.
     """
-    from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
-
     reach = 1.25 * chunk_size**0.5  # Of the mean's coefficient, with room for what exceeds the quantiles.
     largest = min(int(_SCALE * reach), 63)  # A byte that is a character by itself: 127 of them.
     rng = np.random.default_rng(0)
@@ -79,8 +76,8 @@ def tiny_fast_tokenizer(chunk_size: int, action_dim: int) -> Any:
     chunks = rng.integers(-largest, largest + 1, shape) * (rng.random((1024, 1, action_dim)) < 0.6)
     chunks[:, 1:] *= rng.random((1024, chunk_size - 1, action_dim)) < 0.1
     tokenizer, split = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = [split.pre_tokenize_str(chr(code))[0][0] for code in range(2 * largest + 1)]
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
     texts = ("".join(map(chr, chunk.flatten() + largest)) for chunk in chunks)

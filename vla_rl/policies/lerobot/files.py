@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from lerobot.processor import TokenizerProcessorStep
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
@@ -34,6 +35,7 @@ from vla_rl.policies.lerobot.act import LeRobotActPolicy
 from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
 from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
 from vla_rl.policies.lerobot.flow import ContinuingFlowPolicy, LeRobotFlowPolicy
+from vla_rl.policies.lerobot.networks import FlowNetwork
 from vla_rl.policies.lerobot.options import (
     CONTINUING_TYPES,
     EXTRAS_FILE,
@@ -169,8 +171,6 @@ def _core_config(policy_type: str, options: dict[str, Any], cameras: tuple[str, 
 
 
 def _config_class(policy_type: str) -> Any:
-    import lerobot.policies  # noqa: F401  (registers the configs)
-
     known = PreTrainedConfig.get_known_choices()
     if policy_type not in known:
         raise ConfigError(f"policy.type: got {policy_type!r}, LeRobot has: {', '.join(sorted(known))}")
@@ -180,7 +180,7 @@ def _config_class(policy_type: str) -> Any:
 def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.device) -> Any:
     _config_class(str(config.type))
     try:
-        core_config: Any = PreTrainedConfig.from_pretrained(folder)
+        core_config = PreTrainedConfig.from_pretrained(folder)
     except (DraccusException, ValueError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'}: LeRobot cannot read it: {error}") from error
     for name, value in config.options.items():
@@ -205,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _as_it_is_built(config: LeRobotOptions, tokenizer: Any = None) -> Iterator[None]:
+def _as_it_is_built(config: LeRobotOptions, tokenizer: PreTrainedTokenizerFast | None = None) -> Iterator[None]:
     """Where LeRobot's classes are built as the config wants them: tiny, and without running a tokenizer's code."""
     is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05", "pi0_fast")
     names_its_own = config.preset is None and config.tokenizer and config.type in ("pi0", "pi05")
@@ -291,7 +291,7 @@ def _finish(
     if config.lora is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            lerobot_lora.add_adapters(policy.core, config.lora, policy.network)  # type: ignore[attr-defined]
+            lerobot_lora.add_adapters(policy.core, config.lora, cast(FlowNetwork, policy.network))
     if folder is not None and saved is not None:
         _read_extra_weights(folder, policy, saved)
     for name, parameter in policy.core.named_parameters():
@@ -317,13 +317,14 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     file = folder / WEIGHTS_FILE
     found = stored = _read_tensors(file)
     expected = core.state_dict()
-    if core.config.type == "xvla":  # type: ignore[union-attr]
+    if core.config.type == "xvla":
         from lerobot.policies.xvla import modeling_xvla as xvla
 
         if xvla._is_vendored_florence_state_dict(found):  # As published: Florence-2's own layout.
             found = xvla._remap_vendored_florence_state_dict(found)
-    if not found.keys() <= expected.keys() and hasattr(core, "_fix_pytorch_state_dict_keys"):
-        fixed = core._fix_pytorch_state_dict_keys(found, core.config)  # type: ignore[operator]
+    fix = getattr(core, "_fix_pytorch_state_dict_keys", None)
+    if fix is not None and not found.keys() <= expected.keys():
+        fixed = fix(found, core.config)
         found = {name if name.startswith("model.") else f"model.{name}": value for name, value in fixed.items()}
     present = {storage(expected[name]) for name in found if name in expected}
     problems = [f"{n}: missing" for n, t in expected.items() if n not in found and storage(t) not in present]

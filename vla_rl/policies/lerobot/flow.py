@@ -175,7 +175,7 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         def recomputed(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
             if not torch.is_grad_enabled():
                 return velocity(x, level)
-            return checkpoint(velocity, x, level, use_reentrant=False)  # pyright: ignore[reportReturnType]
+            return cast(tuple[Tensor, Tensor | None], checkpoint(velocity, x, level, use_reentrant=False))
 
         return recomputed
 

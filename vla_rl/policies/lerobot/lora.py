@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
@@ -42,11 +42,11 @@ def plain_state(core: nn.Module) -> dict[str, Tensor]:
     """The state dict with each adapter's product added to the weight that it adapts, under the plain names."""
     state: dict[str, Any] = dict(core.state_dict())
     for name, module in core.named_modules():
-        if not isinstance(module, LoraLayer):
+        if not isinstance(module, Linear):
             continue
         weight = state[f"{name}.base_layer.weight"]
         merged = weight.float()
         for adapter in module.lora_A:
-            merged = merged + module.get_delta_weight(adapter).float()  # pyright: ignore[reportAttributeAccessIssue]
+            merged = merged + module.get_delta_weight(adapter).float()
         state[f"{name}.base_layer.weight"] = merged.to(weight.dtype)
     return {name.replace(".base_layer.", "."): value for name, value in state.items() if not is_adapter(name)}

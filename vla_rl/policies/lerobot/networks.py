@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lerobot.policies import pi_gemma
 from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attention_masks_4d
 from torch import Tensor
 from transformers import DynamicCache
@@ -312,9 +313,7 @@ def let_pi_run() -> None:
     Where the installed one lacks it, LeRobot's name for the function is pointed at one that leaves it out; for the
     four-dimensional masks that pi0 gives, it has no effect anyway.
     """
-    from lerobot.policies import pi_gemma
-
-    original: Any = pi_gemma.create_causal_mask
+    original = pi_gemma.create_causal_mask
     if "cache_position" in inspect.signature(original).parameters:
         return
 

@@ -59,13 +59,13 @@ def _is_safe(step: dict[str, Any], policy_type: str) -> bool:
     """Whether a step's class is a registered one, or one of LeRobot's, that brings no code from elsewhere."""
     ours = ("lerobot.processor.", f"lerobot.policies.{policy_type}.")
     if "registry_name" in step:
-        found: Any = ProcessorStepRegistry._registry.get(step["registry_name"])
+        found = ProcessorStepRegistry._registry.get(step["registry_name"])
         if found is None:
             return True  # LeRobot says that it does not know it.
     else:
         module, _, name = str(step["class"]).rpartition(".")
         try:
-            known: Any = importlib.import_module(module) if module.startswith(ours) else sys.modules.get(module)
+            known = importlib.import_module(module) if module.startswith(ours) else sys.modules.get(module)
         except ImportError:
             return False
         found = getattr(known, name, None)

@@ -16,8 +16,18 @@ from typing import Any
 
 import torch
 from lerobot.configs import NormalizationMode
+from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma, PiGemmaForCausalLM
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
+from transformers import (
+    GemmaConfig,
+    PaliGemmaConfig,
+    PreTrainedTokenizerFast,
+    SmolVLMConfig,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
+)
 
 from vla_rl.policies.lerobot import fast_tokens
 
@@ -40,8 +50,6 @@ def tiny_tokenizer(instructions: Iterable[str], num_action_tokens: int = 0) -> A
     Raises:
         ValueError: more words than the tiny models have rows for.
     """
-    from transformers import PreTrainedTokenizerFast
-
     split = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
     words = {word for text in instructions for word, _ in split.pre_tokenize_str(text.lower())}
     vocabulary = list(dict.fromkeys([*_SPECIAL, *_PROMPT_WORDS, *sorted(words)]))
@@ -52,8 +60,8 @@ def tiny_tokenizer(instructions: Iterable[str], num_action_tokens: int = 0) -> A
         vocabulary += ["|", *(f"<action{number}>" for number in range(num_action_tokens))]
     level = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token=_UNKNOWN)
     tokenizer = Tokenizer(level)
-    tokenizer.normalizer = normalizers.Lowercase()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = split
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=_PAD,
@@ -70,17 +78,15 @@ def tiny_tokenizer(instructions: Iterable[str], num_action_tokens: int = 0) -> A
 
 def write_tiny_vlm(folder: Path, tokenizer: Any, image_size: int) -> None:
     """Write what SmolVLA reads of its vision-language model: config and processor, no weights."""
-    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
-
     text = {**_TEXT, "model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = SmolVLMConfig(
-        text_config={**text, "vocab_size": VOCABULARY, "pad_token_id": 0, "max_position_embeddings": 1024},
-        vision_config={**_VISION, "image_size": image_size, "patch_size": _PATCH["smolvla"]},
-        scale_factor=2,
-        pad_token_id=0,  # pyright: ignore[reportCallIssue]
-        image_token_id=_SPECIAL.index(_IMAGE),
-    )
-    config.save_pretrained(folder)
+    values = {
+        "text_config": {**text, "vocab_size": VOCABULARY, "pad_token_id": 0, "max_position_embeddings": 1024},
+        "vision_config": {**_VISION, "image_size": image_size, "patch_size": _PATCH["smolvla"]},
+        "scale_factor": 2,
+        "pad_token_id": 0,
+        "image_token_id": _SPECIAL.index(_IMAGE),
+    }
+    SmolVLMConfig.from_dict(values).save_pretrained(folder)
     SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor()).save_pretrained(folder)
 
 
@@ -183,7 +189,7 @@ def tiny_options(
 
 
 @contextmanager
-def tiny_pi(policy_type: str, tokenizer: Any = None, image_size: int = 64) -> Iterator[None]:
+def tiny_pi(policy_type: str, tokenizer: PreTrainedTokenizerFast | None = None, image_size: int = 64) -> Iterator[None]:
     """Inside the block LeRobot's pi0, pi0.5 or pi0-FAST is built at tiny sizes; `tokenizer` is of the former two.
 
     Changes names in LeRobot's modules for as long, so no other thread may build one meanwhile.
@@ -251,9 +257,6 @@ def _gemma(sizes: Any, adaptive: bool, vocabulary: int = VOCABULARY) -> dict[str
 
 def _paligemma(text: dict[str, Any], image_size: int) -> Any:
     """PaliGemma with a small vision tower."""
-    from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma
-    from transformers import PaliGemmaConfig
-
     width = text["hidden_size"]
     vision = {**_VISION, "image_size": image_size, "patch_size": _PATCH["pi"], "vision_use_head": False}
     config = PaliGemmaConfig(
@@ -281,8 +284,6 @@ def _tiny_fast_paligemma(modeling: ModuleType, image_size: int) -> type[nn.Modul
 
 def _tiny_paligemma(modeling: ModuleType) -> type[nn.Module]:
     """LeRobot's PaliGemmaWithExpertModel with a small vision tower and vocabulary."""
-    from lerobot.policies.pi_gemma import PiGemmaForCausalLM
-    from transformers import GemmaConfig
 
     class TinyPaliGemmaWithExpert(modeling.PaliGemmaWithExpertModel):
         def __init__(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.policies.base import resolve_path
+from vla_rl.policies.openvla.inspect import describe
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.types import EnvSpec
 
@@ -44,6 +45,4 @@ class OpenVLAConfig(OpenVLAOptions):
     @classmethod
     def describe(cls, folder: Path) -> CheckpointInfo | None:
         """See `PolicyConfig.describe`."""
-        from vla_rl.policies.openvla.inspect import describe
-
         return describe(folder)

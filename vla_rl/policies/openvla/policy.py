@@ -54,8 +54,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         network: OpenVLANetwork,
     ):
         super().__init__()
-        self.config, self.architecture = config, architecture
-        self.tokenizer, self.norm_stats = tokenizer, stats
+        self.config, self.architecture, self.tokenizer = config, architecture, tokenizer
+        self.norm_stats: NormStats | None = stats
         self.action_tokenizer = ActionTokenizer(architecture.action_bins)
         self.network, self.saves_sharded = network, True
         self.published: PublishedFolder | None = None

@@ -1,1 +1,1 @@
-"""Rollouts by Ray's actors, on one machine or many: the section `rollout: {kind: ray}`. Only here is Ray imported."""
+"""Rollouts by Ray's actors, here or on a cluster: `rollout: {kind: ray}`. Ray is imported in `cluster` alone."""

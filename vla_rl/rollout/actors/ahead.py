@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.rollout.actors.cluster import cause_of, how_gone
+from vla_rl.rollout.actors.ahead_worker import AheadWorker
+from vla_rl.rollout.actors.cluster import cause_of, how_gone, ray
 from vla_rl.rollout.actors.ledger import Ticket
 from vla_rl.rollout.actors.source import LOOK_SECONDS, RaySource, not_heard, start_worker
 from vla_rl.rollout.runner import derived_seed
@@ -42,10 +43,10 @@ class _Worker:
     number: int
     actor: Any
     num_held: int = 0
-    loads: list[Any] = field(default_factory=list)
+    loads: list[ray.ObjectRef] = field(default_factory=list)
     status: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
-    look: Any = None
+    look: ray.ObjectRef | None = None
     asked: float = 0.0
     since: float | None = None
 
@@ -58,7 +59,8 @@ class AheadSource(RaySource):
 
     def __init__(self, plan: RolloutPlan, config: RayOptions, connection: Connection) -> None:
         super().__init__(plan, config, connection)
-        self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
+        # What tells of an episode's end -> whose, and where.
+        self._flying: dict[ray.ObjectRef, tuple[Ticket, _Worker, ray.ObjectRef]] = {}
         self._workers: list[_Worker] = []
         self._num_workers, self._looked, self._busy = 0, 0.0, {"envs": 0.0, "policy": 0.0}
 
@@ -75,8 +77,6 @@ class AheadSource(RaySource):
             self._start()
 
     def _start(self, since: float | None = None) -> None:
-        from vla_rl.rollout.actors.ahead_worker import AheadWorker
-
         actor = start_worker(AheadWorker, self._plan, self._config, max_concurrency=MOST_AT_ONCE)
         loads = [actor.load.remote(self._version, *self._weights)]
         self._workers.append(_Worker(self._num_workers, actor, loads=loads, asked=time.monotonic(), since=since))
@@ -98,7 +98,7 @@ class AheadSource(RaySource):
         for number, episodes in enumerate(groups):
             for episode in episodes:
                 episode.group = order.first_group + number
-        lags = self._version - np.array([e.chunks.version.min() for group in groups for e in group])  # type: ignore[union-attr]
+        lags = self._version - np.array([cast(np.ndarray, e.chunks.version).min() for group in groups for e in group])
         self._look()
         troubles = self._troubles.taken()
         status = [worker.status or {} for worker in self._workers]
@@ -142,8 +142,6 @@ class AheadSource(RaySource):
 
     def _whole_groups(self, most: int, on_episode: Callable[[Episode], None]) -> list[list[Episode]]:
         """Fetch the groups that are whole and young enough; what cannot be fetched is begun again."""
-        import ray.exceptions
-
         dropped, groups = self._ledger.num_dropped, list[list[Episode]]()
         for number, refs in self._ledger.ready(self._version - self.staleness):
             if len(groups) == most:
@@ -167,8 +165,6 @@ class AheadSource(RaySource):
 
     def _hear(self) -> None:
         """Wait for ends of episodes, and note them; look after the workers, too."""
-        import ray
-
         loads = {ref: worker for worker in self._workers for ref in worker.loads}
         refs = [*self._flying, *loads]
         if ray.wait(refs, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)[0]:
@@ -183,7 +179,7 @@ class AheadSource(RaySource):
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
 
-    def _note_end(self, ended: Any) -> None:
+    def _note_end(self, ended: ray.ObjectRef) -> None:
         ticket, worker, episode = self._flying.pop(ended)
         if (outcome := self._answer(worker, ended)) is None:
             return
@@ -193,10 +189,8 @@ class AheadSource(RaySource):
         else:
             self._ledger.store(ticket, episode, outcome["oldest"])
 
-    def _answer(self, worker: _Worker, ref: Any) -> Any:
+    def _answer(self, worker: _Worker, ref: ray.ObjectRef) -> Any:
         """What a worker answers; None, and the worker replaced, where it is gone. Raises what it raised."""
-        import ray.exceptions
-
         try:
             return ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -207,8 +201,6 @@ class AheadSource(RaySource):
 
     def _look(self) -> None:
         """Ask the workers how they are; replace those that have not answered, or got nothing done, for too long."""
-        import ray
-
         longest, now = self._config.timeout_s + self._config.start_timeout_s, time.monotonic()
         self._looked = now
         for worker in list(self._workers):
@@ -231,8 +223,6 @@ class AheadSource(RaySource):
 
     def _replace(self, worker: _Worker, why: str) -> None:
         """Start another worker, and let what this one held be begun again."""
-        import ray
-
         if worker not in self._workers:
             return
         self._workers.remove(worker)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.common.row_noise import RowGenerator
 from vla_rl.rollout.actors.cluster import (
@@ -17,6 +18,7 @@ from vla_rl.rollout.actors.cluster import (
     cause_of,
     how_gone,
     is_the_callers,
+    ray,
     release_freed_memory,
     where_here,
 )
@@ -165,8 +167,6 @@ class AheadWorker:
 
     async def play(self, ticket: Ticket) -> tuple[dict[str, Any], Episode]:
         """Run an episode; returns its oldest version and whether it was lost, and the episode."""
-        import torch
-
         if not self._num_waiting + self._num_running:
             self._moved_on = time.monotonic()
         self._num_waiting += 1
@@ -276,8 +276,6 @@ class AheadWorker:
 
     async def _keep_host(self, num_envs: int) -> None:
         """Keep a host with so many environments going: start one, serve it, and when it breaks start another."""
-        import ray.exceptions
-
         assert self._copy is not None, "load begins this"
         config, values = self._copy.config, self._copy.plan.env.model_dump(mode="json")
         broke: float | None = None
@@ -317,8 +315,6 @@ class AheadWorker:
 
     async def _serve(self, host: Any, mailbox: _Mailbox, timeout: float) -> str:
         """Pass on what episodes ask until the host breaks; returns why."""
-        import ray.exceptions
-
         while True:
             await mailbox.wake.wait()
             mailbox.wake.clear()

@@ -1,4 +1,4 @@
-"""Reaching a Ray cluster, starting one here, and what every actor's process needs first."""
+"""The door to Ray: reaching a cluster, starting one here, and what every actor's process needs first."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vla_rl.config import ConfigError
+
+try:
+    import ray
+    import ray.exceptions
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+except ImportError:
+    raise ConfigError("rollout.kind: 'ray' and --ray need the package ray: pip install '.[ray]'") from None
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError, RayTaskError
@@ -54,8 +61,6 @@ class Connection:
 
     def end(self) -> None:
         """Leave Ray, where we joined it and nobody here uses it any more. May be called twice."""
-        import ray
-
         if self in self._open:
             self._open.remove(self)
             if not self._open:
@@ -70,7 +75,6 @@ def connect(config: RayOptions) -> Connection:
     """
     if config.address is not None:
         return join(config.address, "rollout.address", "set it to null for a Ray on this machine")
-    ray = imported("rollout.kind: 'ray'")
     if ray.is_initialized():
         return Connection.another()
     cpus = config.workers * (config.worker_cpus + config.hosts * config.host_cpus)
@@ -87,8 +91,6 @@ def _start_here(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it did not start within Ray's 30 s, which are few on a busy machine.
     """
-    import ray
-
     try:
         ray.init(**options)
     except Exception as error:  # Ray raises no class of its own.
@@ -100,19 +102,6 @@ def _start_here(options: Mapping[str, Any]) -> None:
         ) from None
 
 
-def imported(option: str) -> Any:
-    """The module ray, which `option` needs.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(f"{option} needs the package ray: pip install '.[ray]'") from None
-    return ray
-
-
 def join(address: str, option: str, otherwise: str) -> Connection:
     """Join the cluster at an address, which `option` gave; nothing where this process has joined one.
 
@@ -122,7 +111,6 @@ def join(address: str, option: str, otherwise: str) -> Connection:
     Raises:
         ConfigError: Ray is not installed, or no cluster is there.
     """
-    ray = imported(option)
     if ray.is_initialized():
         return Connection.another()
     try:
@@ -137,7 +125,6 @@ def join(address: str, option: str, otherwise: str) -> Connection:
 
 def shortage(config: RayOptions) -> str:
     """What the cluster has, what is free of it, and what a worker and a host ask for."""
-    import ray
 
     def text(found: Mapping[str, float]) -> str:
         return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"
@@ -167,8 +154,6 @@ def wait_for_room(config: RayOptions, num_trainers: int) -> None:
 
 def _lack(config: RayOptions, num_workers: int) -> str:
     """What the cluster's machines cannot hold; empty: nothing."""
-    import ray
-
     machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
     worker, host = (config.worker_cpus, config.worker_gpus), (config.host_cpus, config.host_gpus)
     for kind, (cpus, gpus) in {"worker": worker, "host": host}.items():
@@ -198,8 +183,6 @@ def full_store_said() -> Iterator[None]:
     Raises:
         StoreFullError: it has none.
     """
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
-
     try:
         yield
     except (ObjectStoreFullError, OutOfDiskError) as error:
@@ -223,8 +206,6 @@ def how_gone(error: RayError) -> str:
 
 def is_the_callers(error: BaseException | None) -> bool:
     """Whether an error in an actor would come again in any other: what was asked is wrong, or there is no room."""
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
-
     return isinstance(error, ValueError | NotImplementedError | ObjectStoreFullError | OutOfDiskError)
 
 
@@ -258,8 +239,6 @@ class Setting:
 
 def where_here() -> tuple[str, int]:
     """The id of the node that this actor is on, and its process's number there."""
-    import ray
-
     return ray.get_runtime_context().get_node_id(), os.getpid()
 
 

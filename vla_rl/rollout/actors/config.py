@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import ConfigError
-from vla_rl.rollout.actors.weights import WeightsDtype
 from vla_rl.rollout.source import RolloutConfig, RolloutPlan
 
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
 
 LEAST_STORE_MB = 75
+WeightsDtype = Literal["trained", "bfloat16"]
 
 
 class RayOptions(RolloutConfig):

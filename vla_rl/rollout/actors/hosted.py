@@ -8,9 +8,7 @@ from pydantic import SerializeAsAny, model_serializer
 
 from vla_rl.config import component
 from vla_rl.interfaces import EnvConfig, VecEnv
-from vla_rl.rollout.actors.cluster import Setting, connect
 from vla_rl.rollout.actors.config import RayOptions
-from vla_rl.rollout.actors.vec_env import RayVecEnv
 from vla_rl.types import EnvSpec
 
 
@@ -29,9 +27,6 @@ class HostedEnvConfig(EnvConfig):
         return self.env.env_spec()
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
-        num, connection = num_envs or self.env.num_envs, connect(self.rollout)
-        try:
-            return RayVecEnv(self.env, self.rollout, Setting.here(), num, record_frames, connection)
-        except BaseException:
-            connection.end()
-            raise
+        from vla_rl.rollout.actors.vec_env import connected
+
+        return connected(self.env, self.rollout, num_envs or self.env.num_envs, record_frames)

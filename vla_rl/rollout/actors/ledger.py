@@ -39,7 +39,7 @@ class Ticket:
 
 
 @dataclass
-class _Place:
+class _Place[P]:
     """What is known of one episode.
 
     Attributes:
@@ -53,14 +53,14 @@ class _Place:
     attempt: int = 1
     num_lost: int = 0
     holder: str | None = None
-    payload: Any = None
+    payload: P | None = None
     oldest: int = 0
 
 
 @dataclass
-class _Group:
+class _Group[P]:
     spec: EpisodeSpec
-    places: list[_Place] = field(default_factory=list)
+    places: list[_Place[P]] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
@@ -82,7 +82,7 @@ class Ledger[P]:
 
     def __init__(self) -> None:
         self.num_redone = self.num_dropped = self.num_refused = 0
-        self._groups: dict[int, _Group] = {}  # In the order in which they were added, by number.
+        self._groups: dict[int, _Group[P]] = {}  # In the order in which they were added, by number.
         self._whole: list[int] = []  # In the order in which they became whole.
         self._num_added = 0
 
@@ -165,20 +165,20 @@ class Ledger[P]:
             self.num_dropped += 1
             for place in self._groups[number].places:
                 place.payload, place.attempt = None, place.attempt + 1
-        return [(number, [place.payload for place in self._groups[number].places]) for number in self._whole]
+        return [(n, [p.payload for p in self._groups[n].places if p.payload is not None]) for n in self._whole]
 
     def take(self, number: int) -> None:
         """Forget a whole group, whose episodes the caller has now."""
         self._whole.remove(number)
         del self._groups[number]
 
-    def _open_place(self, ticket: Ticket) -> _Place | None:
+    def _open_place(self, ticket: Ticket) -> _Place[P] | None:
         """Where the ticket's attempt belongs, if it is the present one and nothing is stored yet."""
         group = self._groups.get(ticket.group)
         place = group.places[ticket.member] if group else None
         return place if place and place.payload is None and place.attempt == ticket.attempt else None
 
-    def _again(self, group: _Group, place: _Place, why: str) -> None:
+    def _again(self, group: _Group[P], place: _Place[P], why: str) -> None:
         self.num_redone += 1
         place.payload = place.holder = None
         place.attempt, place.num_lost = place.attempt + 1, place.num_lost + 1

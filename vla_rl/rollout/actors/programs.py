@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.common.child_process import start_child
 from vla_rl.config import ConfigError
-from vla_rl.rollout.actors.cluster import Setting, cause_of, imported, join
+from vla_rl.rollout.actors.cluster import Setting, cause_of, join, ray
 
 OPTION = "--ray"
 
@@ -38,7 +38,6 @@ class Programs:
     """
 
     def __init__(self, address: str, folder: Path, cpus: int, gpus: float) -> None:
-        ray = imported(OPTION)
         self._connection = join(address, OPTION, "leave it out to run on this machine")
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(found.get("CPU", 0) >= cpus and found.get("GPU", 0) >= gpus for found in machines):
@@ -62,8 +61,6 @@ class Programs:
             LostError: its machine is gone, or its process was killed.
             ConfigError: the machine that took it does not see the folder.
         """
-        import ray.exceptions
-
         with self._lock:
             if self.is_over:
                 raise LostError("the commands were stopped")
@@ -82,8 +79,6 @@ class Programs:
 
     def stop(self) -> None:
         """Stop the commands that run; no further one begins."""
-        import ray
-
         with self._lock:
             self.is_over = True
             for ref in self._refs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rollout.actors.config import RayOptions
+from vla_rl.rollout.actors.hosted import HostedEnvConfig
 from vla_rl.rollout.source import EpisodeSource, RolloutPlan
 
 
@@ -12,8 +13,6 @@ class RayRolloutConfig(RayOptions):
     """Episodes run by Ray's actors: environments in hosts, the policy in workers, on this machine or a cluster."""
 
     def placed(self, env: EnvConfig) -> EnvConfig:
-        from vla_rl.rollout.actors.hosted import HostedEnvConfig
-
         return env if env.is_imagined else HostedEnvConfig(num_envs=env.num_envs, env=env, rollout=self)
 
     def build(self, plan: RolloutPlan, env: VecEnv, world: ProcessGroup) -> EpisodeSource:

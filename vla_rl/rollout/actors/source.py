@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
+from vla_rl.distributed.weights import trained_weights
 from vla_rl.policies.base import resolve_path
 from vla_rl.rollout.actors.cluster import (
     UNRECORDED,
@@ -17,11 +18,13 @@ from vla_rl.rollout.actors.cluster import (
     cause_of,
     full_store_said,
     how_gone,
+    ray,
     shortage,
 )
 from vla_rl.rollout.actors.ledger import Ledger, Ticket
 from vla_rl.rollout.actors.vec_env import Troubles
 from vla_rl.rollout.actors.weights import shards
+from vla_rl.rollout.actors.worker import LockstepWorker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode
@@ -35,8 +38,6 @@ LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something do
 
 def start_worker(worker: type, plan: RolloutPlan, config: RayOptions, max_concurrency: int) -> Any:
     """Ask Ray for a worker; it lives as long as this process."""
-    import ray
-
     values, path = plan.model_dump(mode="json"), plan.policy.path
     if path:
         values["policy"]["path"] = str(resolve_path(path))
@@ -66,10 +67,10 @@ class _Job:
     worker: int
     tickets: list[Ticket]
     seed: int
-    refs: list[Any] = field(default_factory=list)
-    done: Any = None
+    refs: list[ray.ObjectRef] = field(default_factory=list)
+    done: object = None
     heard: float = 0.0
-    look: Any = None
+    look: ray.ObjectRef | None = None
     asked: float = 0.0
     num_said: int = 0
 
@@ -92,10 +93,6 @@ class RaySource(ABC):
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `EpisodeSource.publish`."""
-        import ray
-
-        from vla_rl.distributed.weights import trained_weights
-
         with full_store_said():
             parts = shards(trained_weights(policy), self._config.weights_dtype)
             self._weights, self._version = tuple(ray.put(part) for part in parts), version
@@ -135,8 +132,6 @@ class RaySource(ABC):
 
     def close(self) -> None:
         """See `EpisodeSource.close`."""
-        import ray
-
         for actor in self._drop_actors():
             if ray.is_initialized():
                 ray.kill(actor)
@@ -160,8 +155,6 @@ class LockstepSource(RaySource):
         return actors
 
     def _new_worker(self) -> Any:
-        from vla_rl.rollout.actors.worker import LockstepWorker
-
         return start_worker(LockstepWorker, self._plan, self._config, max_concurrency=2)
 
     def _collect(self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]) -> list[Episode]:
@@ -221,8 +214,6 @@ class LockstepSource(RaySource):
 
     def _finished(self, jobs: list[_Job], size: int, on_episode: Callable[[Episode], None]) -> Iterator[dict[str, Any]]:
         """Wait for jobs, begin those anew whose worker breaks, and store their episodes; yields each job's report."""
-        import ray.exceptions
-
         left = list(jobs)
         while left:
             ray.wait([job.refs[0] for job in left], num_returns=1, timeout=LOOK_SECONDS)
@@ -253,8 +244,6 @@ class LockstepSource(RaySource):
         Raises:
             TimeoutError: it has not answered, or has done nothing, for too long.
         """
-        import ray
-
         longest, now = self._config.timeout_s + self._config.start_timeout_s, time.monotonic()
         if job.look is not None and ray.wait([job.look], timeout=0)[0]:
             (done, lines), job.look = ray.get(job.look), None
@@ -271,8 +260,6 @@ class LockstepSource(RaySource):
 
     def _replace(self, job: _Job, size: int, error: Exception) -> None:
         """Begin a job anew with another worker."""
-        import ray.exceptions
-
         started = job.heard
         why = f"is gone ({how_gone(error)})" if isinstance(error, ray.exceptions.RayError) else str(error)
         self._troubles.note(f"worker {job.worker} {why}; its episodes are begun again elsewhere")

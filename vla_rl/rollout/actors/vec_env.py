@@ -16,8 +16,10 @@ from vla_rl.rollout.actors.cluster import (
     Connection,
     Setting,
     cause_of,
+    connect,
     how_gone,
     is_the_callers,
+    ray,
     shortage,
 )
 from vla_rl.rollout.actors.host import Course, EnvHost, Question, is_same, join_results, lost_result
@@ -74,10 +76,18 @@ def no_host(config: RayOptions, why: str = "") -> RuntimeError:
 
 def start_host(env: Mapping[str, Any], config: RayOptions, setting: Setting, record_frames: bool = False) -> Any:
     """Ask Ray for a host, on whichever node has room; it lives as long as the process that asks."""
-    import ray
-
     options = {"num_cpus": config.host_cpus, "num_gpus": config.host_gpus, "scheduling_strategy": "SPREAD"}
     return ray.remote(EnvHost).options(**options, **UNRECORDED).remote(env, setting, record_frames)
+
+
+def connected(env: EnvConfig, config: RayOptions, num_envs: int, record_frames: bool) -> RayVecEnv:
+    """Environments with a connection of their own."""
+    connection = connect(config)
+    try:
+        return RayVecEnv(env, config, Setting.here(), num_envs, record_frames, connection)
+    except BaseException:
+        connection.end()
+        raise
 
 
 class RayVecEnv:
@@ -192,8 +202,6 @@ class RayVecEnv:
 
     def close(self) -> None:
         """End the hosts. May be called twice."""
-        import ray
-
         for host in [*self._hosts, *(host for host, _ in self._joining)]:
             if ray.is_initialized():
                 ray.kill(host)
@@ -240,8 +248,6 @@ class RayVecEnv:
 
     def _answers(self, refs: Mapping[int, Any], seconds: float) -> tuple[dict[int, Any], dict[int, str]]:
         """Wait for what blocks' hosts were asked: their answers, and why there is none of the others, by block."""
-        import ray.exceptions
-
         ready = set(ray.wait(list(refs.values()), num_returns=len(refs), timeout=seconds)[0]) if refs else set()
         answers, broken = dict[int, Any](), dict[int, str]()
         for number, ref in refs.items():
@@ -264,8 +270,6 @@ class RayVecEnv:
         Raises:
             RuntimeError: hosts broke again and again, with no completed step in between.
         """
-        import ray
-
         homeless: list[int] = []
         for number, why in broken.items():
             if (host := self._at[number]) is None:
@@ -296,8 +300,6 @@ class RayVecEnv:
         Raises:
             RuntimeError: there is no host at all.
         """
-        import ray.exceptions
-
         deadline, why = time.monotonic() + self._config.start_timeout_s, ""
         while True:
             wanted = num_hosts - len(self._hosts)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from vla_rl.interfaces import Policy
+from vla_rl.distributed.weights import check_names, load_weights, trained_weights
+from vla_rl.interfaces import Policy
+from vla_rl.rollout.actors.config import WeightsDtype
 
 SHARD_BYTES = 256 * 2**20  # What a worker unpacks at a time; a larger tensor is a shard of its own.
 
 Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
-WeightsDtype = Literal["trained", "bfloat16"]
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> Packed:
     """Tensors as bytes, which the object store shares without a copy: name -> (dtype, shape, uint8)."""
-    import torch
-
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
@@ -31,8 +27,6 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> Packed:
 
 def unpack(packed: Packed) -> dict[str, torch.Tensor]:
     """Undo `pack`."""
-    import torch
-
     return {
         name: torch.from_numpy(data.copy()).view(getattr(torch, dtype)).reshape(shape)
         for name, (dtype, shape, data) in packed.items()
@@ -47,8 +41,6 @@ def shards(
     Args:
         dtype: trained keeps each as it is; bfloat16 rounds floating ones of more than two bytes.
     """
-    import torch
-
     part: dict[str, torch.Tensor] = {}
     num_bytes = 0
     for name, tensor in tensors.items():
@@ -68,8 +60,6 @@ def load_shards(policy: Policy, packed: Iterable[Packed], source: str) -> None:
     Raises:
         CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity; the policy may have some by then.
     """
-    from vla_rl.distributed.weights import check_names, load_weights, trained_weights
-
     given: set[str] = set()
     for shard in packed:
         given |= shard.keys()

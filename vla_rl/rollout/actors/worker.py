@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import validate
@@ -17,6 +18,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.cluster import Setting, where_here
 from vla_rl.rollout.actors.vec_env import RayVecEnv
 from vla_rl.rollout.actors.weights import Packed, load_shards
+from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import RolloutPlan
 from vla_rl.types import Episode, EpisodeSpec
 
@@ -32,8 +34,6 @@ class PolicyCopy:
     """
 
     def __init__(self, plan: Mapping[str, Any], setting: Setting) -> None:
-        import torch
-
         setting.enter()
         torch.set_num_threads(setting.num_threads)  # Of this thread, with which the policy acts.
         self.plan = validate(RolloutPlan, dict(plan))
@@ -86,8 +86,6 @@ class LockstepWorker:
         Args:
             seed: of the sampling, from which all draw in turn. weights: of this version, in shards.
         """
-        from vla_rl.rollout.runner import collect
-
         with self._lock:
             if self._copy is None or self._env is None:
                 self._copy = PolicyCopy(self._plan, self._setting)

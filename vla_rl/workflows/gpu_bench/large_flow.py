@@ -56,12 +56,13 @@ def write_smolvlm2_500m(folder: Path) -> None:
     text = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15}
     text |= {"num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49280, "pad_token_id": 2}
     vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-    SmolVLMConfig(
-        text_config={"model_type": "llama", **text},
-        vision_config={**vision, "image_size": 512, "patch_size": 16},
-        scale_factor=4,
-        pad_token_id=2,  # pyright: ignore[reportCallIssue]
-        image_token_id=49190,
-    ).save_pretrained(folder)
+    values = {
+        "text_config": {"model_type": "llama", **text},
+        "vision_config": {**vision, "image_size": 512, "patch_size": 16},
+        "scale_factor": 4,
+        "pad_token_id": 2,
+        "image_token_id": 49190,
+    }
+    SmolVLMConfig.from_dict(values).save_pretrained(folder)
     processor = SmolVLMProcessor(SmolVLMImageProcessor(), tiny_tokenizer(["a word"]), SmolVLMVideoProcessor())
     processor.save_pretrained(folder)

@@ -61,7 +61,7 @@ COMPARED = ("loss/policy", "grad_norm/policy", "loss/value", "update/kl_referenc
 def build(name: str, device: str | torch.device) -> tuple[Policy, Learner]:
     """The case's policy and its learner, the same on every device."""
     policy_config = build_component("policy", {"precision": "fp32"} | CASES[name][0])
-    policy: Any = policy_config.build(SPEC, device, 0)
+    policy = policy_config.build(SPEC, device, 0)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     policy.eval()
     return policy, learner(name, policy)

@@ -91,7 +91,7 @@ def build(name: str, device: str | torch.device, seed: int = 0) -> Policy:
     # LeRobot's compute in bfloat16 on a GPU unless they are told not to, and OpenVLA's say what they compute in.
     config = build_component("policy", {"precision": "fp32"} | ON_DEVICES[name])
     assert isinstance(config, PolicyConfig), "the section makes policies"
-    policy: Any = config.build(SPEC, device, seed)
+    policy = config.build(SPEC, device, seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     return policy
 

@@ -13,14 +13,15 @@ from vla_rl.evaluation.results import EpisodeRecord
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import Episode
+from vla_rl.workflows.recipe_parts import imagining
+from world_model.env.config import WorldModelEnvConfig
 from world_model.trust.evaluate import PolicySuccess
 
 
-def imagined_env(recipe: Recipe, world_model: Path) -> Any:
+def imagined_env(recipe: Recipe, world_model: Path) -> WorldModelEnvConfig:
     """Return the recipe's environment with this world model in it, whatever its trust: not limited by its horizon."""
-    env: Any = type(recipe.env).model_validate(
-        recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
-    )
+    own = imagining(recipe)
+    env = type(own).model_validate(own.model_dump() | {"path": str(world_model), "trust": {"ignore": True}})
     # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after.
     changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0, "branch_frames": None}
     if env.imagination.horizon is None:

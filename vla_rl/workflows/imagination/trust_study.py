@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -29,6 +28,7 @@ from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.jobs import Cluster, job, run_jobs
 from vla_rl.workflows.loop.closed_loop import collect_real
 from vla_rl.workflows.loop.rounds import HELD_OUT_START
+from vla_rl.workflows.recipe_parts import imagining
 from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
 MIN_WORLD_MODELS = 4  # With three, a rank correlation is 1, .5, -.5 or -1.
@@ -169,7 +169,7 @@ def study(
 def _in_any(recipe_name: str, overrides: Sequence[str], path: str) -> list[str]:
     """Overrides for RL in a world model whatever trust says, also where it was measured that not one frame holds."""
     chosen = [f"env.path={path}"]
-    env: Any = load_recipe(recipe_name, [*overrides, *chosen, "env.trust.ignore=true"]).env
+    env = imagining(load_recipe(recipe_name, [*overrides, *chosen, "env.trust.ignore=true"]))
     try:
         env.admitted()
     except TrustError:

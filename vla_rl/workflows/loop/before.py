@@ -9,7 +9,7 @@ from vla_rl.evaluation.threshold import failures_needed
 from vla_rl.recipe.checks import LOOP, check
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
-from vla_rl.workflows.recipe_parts import world_model_section
+from vla_rl.workflows.recipe_parts import imagining, world_model_section
 from world_model.config import WorldModelConfig
 from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
@@ -149,8 +149,8 @@ def _lacking_episodes(recipe: LoopRecipe, section: FitConfig) -> list[str]:
             f"world_model.cuts: got {section.cuts} with loop.every_frame=false, which records no picture between the "
             "frames that other cuts begin at; set loop.every_frame=true, or world_model.cuts=1"
         )
-    if recipe.env.imagination.reward == "success":  # type: ignore[attr-defined]
-        rollouts = recipe.loop.episodes * len(recipe.acting_env.env_spec().tasks)  # type: ignore[attr-defined]
+    if imagining(recipe).imagination.reward == "success":
+        rollouts = recipe.loop.episodes * len(recipe.acting_env.env_spec().tasks)
         held = rollouts if section.cross_fit else round(section.holdout * rollouts)
         needed = max(section.min_failures, failures_needed(section.max_false_success))
         if held < needed:

@@ -43,7 +43,7 @@ from vla_rl.workflows.loop.rounds import (
     learned_from,
     rounds_table,
 )
-from vla_rl.workflows.recipe_parts import world_model_section
+from vla_rl.workflows.recipe_parts import imagining, world_model_section
 from world_model.imagination.reward import branch_steps, check_reward
 from world_model.model.world_model import load_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
@@ -75,7 +75,7 @@ def loop(recipe: LoopRecipe, folder: Path, program: Sequence[str], show: Callabl
     config = recipe.loop
     check_loop(recipe)
     check_plan(recipe, show)
-    policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
+    policy, world_model = str(recipe.policy.path), str(imagining(recipe).path)
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
     show = telling(RunFolder(folder), rounds, show)
     for number, done in enumerate(rounds):
@@ -108,9 +108,9 @@ def loop(recipe: LoopRecipe, folder: Path, program: Sequence[str], show: Callabl
                 show(f"{title}moments that decide an episode")
                 mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
             show(f"{title}RL in imagination")
-            imagining = in_round(recipe, rounds, number, policy, world_model)
+            in_imagination = in_round(recipe, rounds, number, policy, world_model)
             controls = config.negative_controls
-            run_beside_controls(imagining.training(), controls, done, before, program, show)
+            run_beside_controls(in_imagination.training(), controls, done, before, program, show)
         except REFUSALS as refusal:
             if before is None:
                 raise
@@ -118,7 +118,7 @@ def loop(recipe: LoopRecipe, folder: Path, program: Sequence[str], show: Callabl
             write_text_atomic(done.refusal, str(refusal))
             rounds = rounds[: number + 1]
             break
-        conclude_round(imagining, done, before, collected, show)
+        conclude_round(in_imagination, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
@@ -148,7 +148,7 @@ def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     Raises:
         TrustError: it does.
     """
-    imagination, fitted = recipe.env.imagination, load_world_model(world_model)  # type: ignore[attr-defined]
+    imagination, fitted = imagining(recipe).imagination, load_world_model(world_model)
     try:
         check_reward(fitted, imagination)
         branch_steps(fitted, imagination)
@@ -181,7 +181,7 @@ def in_round(recipe: LoopRecipe, rounds: Sequence[Round], number: int, policy: s
     if number:
         changes["train"] = recipe.train.model_copy(update={"evaluate": "after"})
     result = with_parts(recipe, policy=policy, world_model=world_model).model_copy(update=changes)
-    env: Any = result.env
+    env = imagining(result)
     own: dict[str, Any] = {"seed": env.seed + number}
     if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
         own["trust"] = env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})
@@ -204,7 +204,7 @@ def calibrate_newest(recipe: LoopRecipe, done: Round, learned: Sequence[Path], s
     measure = section.measure.model_copy(update={"inverse_updates": 0, "auc_frames": 0})
     unlearned = section.without_learning().model_copy(update={"measure": measure})
     brief = recipe.model_copy(update={"world_model": unlearned})
-    ran_in = str(recipe.env.path)  # type: ignore[attr-defined]
+    ran_in = str(imagining(recipe).path)
     chosen_on = {"calibrate_on": done.calibrating, "needs_threshold": False}
     try:
         fit_world_model(brief, done.calibrated.parent, learned, ran_in, **chosen_on)

@@ -175,7 +175,7 @@ class RealEpisodes(Config):
 def planned_episodes(recipe: LoopRecipe) -> RealEpisodes:
     """The most that a round takes; episodes whose worker breaks are run again and come on top."""
     config, train, gate = recipe.loop, recipe.train, recipe.gate
-    spec: EnvSpec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
+    spec: EnvSpec = recipe.acting_env.env_spec()
     num_tasks = len(spec.tasks)
     checks = gate.num_checks(train.iterations)
     validations = math.ceil(train.iterations / train.validate_every) if train.validate_every else 0
@@ -210,7 +210,7 @@ def check_budget(recipe: LoopRecipe) -> None:
 
 def counted_episodes(recipe: LoopRecipe, done: Round) -> RealEpisodes:
     """What a round really took, by what it left behind."""
-    per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())  # type: ignore[attr-defined]
+    per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())
     metrics = read_metrics(file) if (file := RunFolder(done.run).metrics).is_file() else []
     return RealEpisodes(
         rollouts=_collected(done.rollouts),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
@@ -119,7 +119,7 @@ def _check_is_7b(recipe: TrainRecipe, who: str) -> None:
     Args:
         who: is for that size alone, for the message: an option, and what it does.
     """
-    config: Any = recipe.policy
+    config = recipe.policy
     instead = "leave it out, and the stages are measured here"
     if not isinstance(config, OpenVLAOptions):
         raise ConfigError(f"{who} OpenVLA of 7 billion parameters alone, and policy.kind is {config.kind!r}; {instead}")
@@ -137,7 +137,7 @@ def _check_is_7b(recipe: TrainRecipe, who: str) -> None:
 
 def _decoder(recipe: TrainRecipe) -> str:
     """How OpenVLA's actions are decoded, of a checkpoint that is not read: as the recipe says, or as its name does."""
-    policy: Any = recipe.policy
+    policy = cast(OpenVLAOptions, recipe.policy)
     if "decoder" in policy.model_fields_set:
         return "autoregressive" if policy.decoder == "autoregressive" else "parallel"
     return "autoregressive" if str(policy.path).startswith(OPENVLA_7B) else "parallel"
@@ -145,17 +145,17 @@ def _decoder(recipe: TrainRecipe) -> str:
 
 def _chunk_size(recipe: TrainRecipe) -> int:
     """Actions of a chunk, of a policy that is not read."""
-    policy: Any = recipe.policy
+    policy = recipe.policy
     if chosen := getattr(policy, "num_actions", None):
         return chosen
     if "chunk_size" in policy.model_fields_set:
-        return policy.chunk_size
+        return getattr(policy, "chunk_size", 1)
     return 1 if _decoder(recipe) == "autoregressive" else 8
 
 
 def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Bytes of what the recipe's policy trains, where its sizes are known without loading it; else nothing."""
-    config: Any = recipe.policy
+    config = recipe.policy
     source = "computed: of the parameters that the recipe trains"
     if not isinstance(config, OpenVLAOptions):
         return {}, source

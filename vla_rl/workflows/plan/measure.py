@@ -55,7 +55,7 @@ def simulator(recipe: TrainRecipe) -> VecEnv:
     Raises:
         ConfigError: the environment is a world model, whose environments are computed together.
     """
-    env: Any = recipe.env
+    env = recipe.env
     if env.is_imagined:
         raise ConfigError("env: a world model imagines all environments at once; `vla-rl plan` knows simulators alone")
     alone = {"num_workers": 0, "in_halves": False} if hasattr(env, "num_workers") else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 
 from vla_rl.config import Config, Number
@@ -43,8 +44,6 @@ def ssim(imagined: np.ndarray, real: np.ndarray) -> np.ndarray:
     Returns:
         float64 (...).
     """
-    import cv2
-
     _check_pair(imagined, real)
     height, width = real.shape[-3:-1]
     side = MIN_SSIM_SIDE

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from torchvision.models import alexnet as build
+from torchvision.models.video import r3d_18
 
 # ReLUs of AlexNet's five convolutions.
 _LPIPS_TAPS = (1, 4, 7, 9, 11)
@@ -27,8 +30,6 @@ class Lpips:
     """
 
     def __init__(self, alexnet: Path, linear: Path) -> None:
-        from torchvision.models import alexnet as build
-
         self.features = load_weights(build(weights=None), alexnet).features.eval()
         weights = read_state(linear)
         self.weights = []
@@ -70,8 +71,6 @@ class VideoFeatures:
     """
 
     def __init__(self, path: Path) -> None:
-        from torchvision.models.video import r3d_18
-
         network = load_weights(r3d_18(weights=None), path)
         self.network = nn.Sequential(*list(network.children())[:-1], nn.Flatten()).eval()
 
@@ -116,8 +115,6 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise ValueError(f"weights not found at {path}")
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
         return load_file(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict):

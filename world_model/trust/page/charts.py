@@ -105,11 +105,10 @@ def _percent_axes(axes: Any, x_label: str, y_label: str) -> None:
 
 
 def _picture(title: str, draw: Any) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    with matplotlib.rc_context(_STYLE):
+        figure = matplotlib.figure.Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
         draw(axes)

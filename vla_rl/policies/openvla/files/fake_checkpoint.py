@@ -171,8 +171,8 @@ def _write_tokenizer(folder: Path) -> None:
     for piece in [*letters, *words, *(f"##{letter}" for letter in letters)]:
         vocabulary.setdefault(piece, len(vocabulary))
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    tokenizer.decoder = decoders.WordPiece()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

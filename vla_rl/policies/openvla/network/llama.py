@@ -43,7 +43,8 @@ class _Rotate(torch.autograd.Function):
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grad_outputs
         cos, sin = ctx.saved_tensors
         return torch.addcmul(grad * cos, grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
 
@@ -67,7 +68,8 @@ class _RMSNorm(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grad_outputs
         normed, scale, weight = ctx.saved_tensors
         product = grad * normed
         along = (product @ weight)[..., None]
@@ -209,7 +211,7 @@ class LlamaModel(nn.Module):
             last = read if i + 1 == len(self.layers) else slice(None)
             arguments = (x, rope, mask, self.kernel, None if past is None else past[i], last)
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, cache = checkpoint(layer, *arguments, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
+                x, cache = cast(tuple[Tensor, LayerCache], checkpoint(layer, *arguments, use_reentrant=False))
             else:
                 x, cache = layer(*arguments)
             caches.append(cache)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from timm.layers.attention import Attention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vla_rl.policies.openvla.network.llama import AttentionKernel
@@ -110,7 +110,7 @@ class VisionBackbone(nn.Module):
         """Choose timm's attention kernel."""
         for module in self.modules():
             if isinstance(module, Attention):
-                module.fused_attn = kernel == "sdpa"  # pyright: ignore[reportAttributeAccessIssue]
+                module.fused_attn = kernel == "sdpa"  # pyright: ignore[reportAttributeAccessIssue]  # Final, in timm
 
     def forward(self, images: Tensor, dtype: torch.dtype, language: Tensor | None = None) -> Tensor:
         """uint8 (B, size, size, 3) -> patch features (B, patches, embed_dim).
@@ -154,7 +154,7 @@ def _features(
         if film is None:
             x = block(x)
         else:
-            b: Any = block
+            b = cast(Block, block)
             x = film[i](x + b.ls1(b.attn(b.norm1(x))), language)
             x = x + b.ls2(b.mlp(b.norm2(x)))
     return x[:, tower.num_prefix_tokens :]

@@ -51,4 +51,4 @@ def _check_packages(policy: dict[str, object]) -> None:
         except ImportError:
             raise LeftOutError("needs the package lerobot") from None
         if policy.get("type") == "smolvla":
-            import num2words  # noqa: F401  # pyright: ignore[reportMissingImports]
+            import num2words  # noqa: F401

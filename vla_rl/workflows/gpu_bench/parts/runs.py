@@ -123,12 +123,12 @@ def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int
 
 def _clone_made_up(sheet: Sheet) -> None:
     """Updates on one made-up batch, whose loss must fall."""
-    policy: Any = policy_matrix.build("openvla-parallel", sheet.device)
+    policy = policy_matrix.build("openvla-parallel", sheet.device)
     size, steps = (64, 50) if sheet.is_full else (4, 3)
     config = validate(
         SFTConfig, {"datasets": "none", "steps": steps, "batch_size": size, "optim": {"warmup_steps": 1, "lr": 1e-3}}
     )
-    shape = (size, policy.demonstration_size, policy.action_dim)
+    shape = (size, policy.demonstration_size or policy.chunk_size, policy.action_dim)
     actions = np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype(np.float32)
     batch = BCBatch(fake_observation(policy_matrix.SPEC, size), actions, np.ones(shape[:2], bool), None)
     trainer = BCTrainer(policy, config)
