@@ -268,6 +268,7 @@ class EnvSpec:
         suite: which of a simulator's sets of tasks; empty where there is one.
         labels: task name -> what tables and plots call it, its number in the suite first; empty: by its name.
         objects: names of the K objects whose poses `StepResult.info` tells; empty: it tells none.
+        official: what of a benchmark's protocol -> (as it is here, as the benchmark has it), for pages; empty: none.
     """
 
     kind: str
@@ -286,6 +287,7 @@ class EnvSpec:
     suite: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     objects: tuple[str, ...] = ()
+    official: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:

@@ -5,6 +5,7 @@ Importing this loads no simulator: that comes with `LiberoConfig.make`.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
-from sim.libero.library import import_library, suite_tasks
+from sim.libero.library import ASSETS_VARIABLE, import_library, suite_tasks
 from sim.libero.suites import (
     CAMERAS,
     CONTROL_HZ,
@@ -128,7 +129,20 @@ class LiberoConfig(SimConfig):
             projections={"agentview": VIEWS[self.suite].projection()} if known else {},
             suite=f"{self.suite}+{self.perturbation_name}" if self.perturb else self.suite,
             labels={task: label for task, label in task_labels(suite_tasks(self.suite)).items() if task in tasks},
+            official={**self._official(horizon), "tasks": (str(len(tasks)), str(len(suite_tasks(self.suite))))},
         )
+
+    def _official(self, horizon: int) -> dict[str, tuple[str, str]]:
+        """OpenVLA's protocol beside this one; see `EnvSpec.official`."""
+        other = self.assets_path or os.environ.get(ASSETS_VARIABLE)
+        changed = f"{self.perturb.axis}, level {self.perturb.level}" if self.perturb else "none"
+        return {
+            "control steps": (str(horizon), str(HORIZONS[self.suite])),
+            "pixels": (f"{self.image_size} x {self.image_size}", "256 x 256"),
+            "pictures": (self.rendering, "exact"),
+            "meshes and textures": ("of another folder, stand-ins perhaps" if other else "LIBERO's", "LIBERO's"),
+            "perturbation": (changed, "none"),
+        }
 
     def without_expert(self) -> dict[str, str]:
         """See `EnvConfig.without_expert`: by what was measured."""

@@ -296,6 +296,7 @@ def read_spec(values: Mapping[str, Any]) -> EnvSpec:
             projections={str(name): np.asarray(matrix) for name, matrix in values["projections"].items()},
             suite=str(values["suite"]),
             labels={str(name): str(label) for name, label in values["labels"].items()},
+            official={str(name): (str(a), str(b)) for name, (a, b) in values.get("official", {}).items()},
         )
         _check_facts(spec)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -308,7 +308,9 @@ class Host:
                 self.envs[env_id] = make_environment(setup)
             spec = next(iter(self.envs.values())).spec
             self.spec = {name: getattr(spec, name) for name in SPEC_FIELDS}
-            self.spec.update({name: getattr(spec, name, {}) for name in ("num_eval_states", "projections", "labels")})
+            self.spec.update(
+                {name: getattr(spec, name, {}) for name in ("num_eval_states", "projections", "labels", "official")}
+            )
             self.spec["suite"] = getattr(spec, "suite", "")
         except (Exception, SystemExit):  # process edge: vla-rl raises it
             send_message(self.sock, {"status": "failed", "text": traceback.format_exc()})

@@ -271,6 +271,7 @@ class _EvaluationRun:
             wall_seconds=round(time.perf_counter() - started, 3),
             num_retried=sum(self.world.gather(self.num_retried)),
             official_states=config.split == "eval" and bool(spec.num_eval_states),
+            official=_official(spec, config),
             versions=versions(),
             latency=self.policy.latency() if isinstance(self.policy, PlanningPolicy) else {},
         )
@@ -365,6 +366,17 @@ def _batch_size(env: VecEnv, policy: Policy) -> int:
 def _batches[T](items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _official(spec: EnvSpec, config: EvalConfig) -> dict[str, tuple[str, str]]:
+    """The benchmark's protocol beside the evaluation's own; empty where the environment is of none."""
+    if not spec.official:
+        return {}
+    (number,) = set(spec.num_eval_states.values())
+    official = f"the {number} official ones"
+    is_whole = config.split == "eval" and config.episodes_per_task == number
+    here = official if is_whole else f"{config.episodes_per_task} of the {config.split} split"
+    return {**spec.official, "initial states of each task": (here, official)}
 
 
 def _protocol(spec: EnvSpec, config: EvalConfig) -> str:

@@ -70,6 +70,7 @@ class EvaluationMeta(Config):
         num_retried: episodes run again because their worker broke.
         official_states: the states are the benchmark's official ones, not drawn at random; None: written before this
             was recorded.
+        official: what of the benchmark's protocol -> (as it was here, as the benchmark has it); empty: no benchmark.
         latency: with planning, milliseconds of a decision; see `world_model.env.planning.Planner.latency`.
     """
 
@@ -94,6 +95,7 @@ class EvaluationMeta(Config):
     wall_seconds: float
     num_retried: int = 0
     official_states: bool | None = None
+    official: dict[str, tuple[str, str]] = Field(default_factory=dict)
     versions: dict[str, Any] = Field(default_factory=dict)
     latency: dict[str, float] = Field(default_factory=dict)
 

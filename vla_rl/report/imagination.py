@@ -17,7 +17,7 @@ from vla_rl.interfaces import Admission, TrustClip, Verdict
 
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
 _TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
-_NEWEST = {"calibration_error": "calibration error", **_TRUSTED}
+NEWEST = {"calibration_error": "calibration error", **_TRUSTED}
 MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
 
 
@@ -74,9 +74,9 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
         "total": row["total"],
         "keyframes": keyframes or "–",
         "trust": [
-            f"{title} {_figure(row['before'].get(name))} → {_figure(row['after'].get(name))}"
+            f"{title} {figure_text(row['before'].get(name))} → {figure_text(row['after'].get(name))}"
             if row["before"]
-            else f"{title} {_figure(row['after'].get(name))}"
+            else f"{title} {figure_text(row['after'].get(name))}"
             for name, title in _TRUSTED.items()
         ],
         "newest": _newest(row.get("newest")),
@@ -90,8 +90,8 @@ def _newest(figures: dict[str, list[float | None]] | None) -> list[str]:
     """Lines on trust after RL."""
     if not figures:
         return ["–"]
-    auc = f"AUC {_figure(figures.get('auc'), '{:.2f}')}"
-    return [auc, *(f"{title} {_figure(figures.get(name))}" for name, title in _NEWEST.items())]
+    auc = f"AUC {figure_text(figures.get('auc'), '{:.2f}')}"
+    return [auc, *(f"{title} {figure_text(figures.get(name))}" for name, title in NEWEST.items())]
 
 
 def _imagined(row: dict[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _imagined(row: dict[str, Any]) -> str:
     return f"{100 * row['imagined']:.1f} %{more}"
 
 
-def _figure(figure: list[float | None] | None, form: str = "") -> str:
+def figure_text(figure: list[float | None] | None, form: str = "") -> str:
     """A fraction with its interval, as `form` writes it; by default in per cent."""
     value, low, high = figure or (None, None, None)
     if value is None:

@@ -26,6 +26,7 @@ from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, page_template
+from vla_rl.report.doubts import broken_trust, falls, links, perturbed, protocol
 from vla_rl.report.imagination import imagination, rounds
 from vla_rl.report.read import Run, control_of, read_run
 from vla_rl.report.status import progress_lines, timing
@@ -84,6 +85,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         f"commit {commit}" if commit else "",
     ]
     shown = [e for e in (run.before, evaluation) if e is not None]
+    fell = falls(run.comparison) if run.comparison else ([], [])
     return {
         "status": status.text() if status else "",
         "is_live": status is not None and status.is_running,
@@ -92,9 +94,14 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),
         "headline": suite_headline(run.suites.results) if run.suites else _headline(run),
+        "fell": fell[0],
+        "broken": broken_trust(run.folder, evaluation),
+        "official": protocol(evaluation),
+        "perturbed": perturbed(run.folder),
+        "links": links(run.folder),
         "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation and not run.suites else [],
         "suites": suite_charts(run.suites, _task_bars) if run.suites else None,
-        "warnings": warnings_of(run),
+        "warnings": [*fell[1], *warnings_of(run)],
         "protocol": _capitalised(evaluation.meta.protocol) if evaluation else "",
         "series": [(e.meta.name, color) for e, color in zip(shown, _colors(shown), strict=True)],
         "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation and not run.suites else [],

@@ -86,8 +86,7 @@ def evaluate_perturbed(
     if world.is_main:
         robustness.save(run.robustness)
         robustness.plot(run.robustness.with_suffix(".png"))
-        if not run.report.is_file():  # Of clean episodes whose filming was cut off.
-            write_report(folder, after=name)
+        write_report(folder, after=name)  # Again: now with the perturbed rows.
     return clean, robustness
 
 

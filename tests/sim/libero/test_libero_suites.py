@@ -8,10 +8,12 @@ import pytest
 from libero_setup import ASSETS, needs_assets, needs_library
 from typer.testing import CliRunner, Result
 
+from sim.dummy import DummyConfig
 from sim.libero import LiberoConfig
 from sim.libero.suites import HORIZONS, TITLES
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
+from vla_rl.evaluation.evaluate import EvalConfig, _official
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -105,3 +107,26 @@ def test_all_five_suites_in_one_table(tmp_path: Path) -> None:
     assert [rate.rate for rate in SuiteResults.load(tmp_path / "run/suites.json").rates] == [
         r.rate for r in found.rates
     ]
+
+
+def test_the_official_protocol_stands_beside_the_own(monkeypatch) -> None:
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    whole = LiberoConfig(suite="libero_object").env_spec()
+    said = _official(whole, EvalConfig(episodes_per_task=50))
+    assert {what for what, (here, there) in said.items() if here != there} == set(), said
+    assert said["control steps"] == ("280", "280") and said["tasks"] == ("10", "10")
+    assert said["initial states of each task"] == ("the 50 official ones", "the 50 official ones")
+    other = LiberoConfig(
+        suite="libero_object",
+        tasks=("3",),
+        horizon=160,
+        image_size=64,
+        rendering="light",
+        assets_path=Path("elsewhere"),
+    )
+    said = _official(other.env_spec(), EvalConfig(episodes_per_task=10))
+    assert said["control steps"] == ("160", "280") and said["tasks"] == ("1", "10")
+    assert said["initial states of each task"][0] == "10 of the eval split"
+    assert said["pixels"] == ("64 x 64", "256 x 256") and said["pictures"] == ("light", "exact")
+    assert said["meshes and textures"][0] == "of another folder, stand-ins perhaps"
+    assert _official(DummyConfig().env_spec(), EvalConfig()) == {}

@@ -10,6 +10,7 @@ import pytest
 
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.evaluation.robustness import Robustness
 from vla_rl.evaluation.statistics import SEEDS_ALIKE, Interval
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.evaluation.video import write_mp4
@@ -293,3 +294,57 @@ def test_charts_draw_what_they_are_given():
 )
 def test_ticks_are_round_and_enclose(low, high, ticks):
     assert nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def with_outcomes(run, name: str, outcomes: dict[str, list[int]]) -> None:
+    """Write an evaluation with the given greedy outcomes."""
+    episodes = tuple(
+        EpisodeRecord(mode="greedy", task=task, split="eval", index=i, sample=0, success=bool(ok), steps=9)
+        for task, row in outcomes.items()
+        for i, ok in enumerate(row)
+    )
+    (run / f"evaluations/{name}.json").unlink()
+    evaluation(name, 0.5, 0).model_copy(update={"episodes": episodes}).save(run / f"evaluations/{name}.json")
+
+
+@pytest.mark.parametrize(("fell", "place"), [(20, "headline"), (4, "warning")])
+def test_a_task_that_fell_in_a_run_that_rose_is_named(run, fell, place):
+    with_outcomes(run, "base", {"push_to_zone": [1] * 50, "stack": [0] * 50})
+    with_outcomes(run, "final", {"push_to_zone": [0] * fell + [1] * (50 - fell), "stack": [1] * 45 + [0] * 5})
+    page = read(write_report(run))
+    headline, rest = page[page.index('class="headline"') :].split('class="cards"')
+    if place == "headline":
+        assert headline.index("push_to_zone fell from 100.0 to 60.0 % (greedy, p ") < headline.index("success rose")
+        assert "which can be chance" not in rest
+    else:
+        assert (
+            "push_to_zone" not in headline and "push_to_zone fell from 100.0 to 92.0 % (greedy), which can be" in rest
+        )
+
+
+def test_a_protocol_that_is_not_the_official_one_is_not_comparable(run):
+    assert "<h2>Protocol</h2>" not in read(write_report(run))
+    for name in ("base", "final"):
+        file = run / f"evaluations/{name}.json"
+        values = json.loads(file.read_text())
+        values["meta"]["official"] = {"control steps": ["160", "280"], "tasks": ["10", "10"]}
+        file.write_text(json.dumps(values))
+    page = read(write_report(run))
+    box = page[page.index("<h2>Protocol</h2>") : page.index("<h2>Success by task")]
+    assert "Not comparable with published numbers:</span> other than the official protocol in control steps." in box
+    assert '<td>control steps</td><td class="bad">160</td><td>280</td>' in box and "<td>tasks</td><td>10</td>" in box
+    values["meta"]["official"] = {"tasks": ["10", "10"]}
+    file.write_text(json.dumps(values))
+    assert "Not comparable" not in read(write_report(run))
+
+
+def test_perturbed_rows_are_on_the_page(run):
+    assert "<h2>Perturbed</h2>" not in read(write_report(run))
+    clean, dark = evaluation("policy", 0.9, 0), evaluation("light-3", 0.2, 1)
+    found = Robustness.of(clean, {("light", 3): dark})
+    found.save(run / "robustness.json")
+    page = read(write_report(run))
+    box = page[page.index("<h2>Perturbed</h2>") : page.index("<h2>Learning curves")]
+    lost = next(rate for rate in found.rates if rate.level and rate.mode == "sampled")
+    assert f'<td>light, level 3</td><td class="num">{100 * lost.rate:.1f} %</td>' in box
+    assert f"{100 * lost.difference:+.1f} [" in box and box.count("<td>clean</td>") == 2

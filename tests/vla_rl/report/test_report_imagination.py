@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import browser, missing_browser
 from test_report import run, video  # noqa: F401  (fixtures)
 
 from vla_rl.evaluation.gate import GateCheck, Pooled
@@ -119,3 +121,66 @@ def test_the_table_of_rounds(tmp_path, found, column, shown):
 
 def test_a_run_in_a_simulator_says_nothing_of_world_models(run):  # noqa: F811
     assert "The world model" not in write_report(run).read_text()
+
+
+def after_rl(run: Path, newest: dict, imagined: float = 0.6, bound: str = "at most 0.1") -> str:  # noqa: F811
+    """The page of a run whose one round ended so."""
+    values = json.loads((run / "admission.json").read_text())
+    values["verdicts"] = [VERDICT | {"passed": True, "bound": bound}]
+    (run / "admission.json").write_text(json.dumps(values))
+    row = {
+        "number": 1, "episodes": {"rollouts": 160, "held_out": 100, "gate": 240, "validation": 0}, "total": 500,
+        "num_keyframes": {}, "explorer": {}, "before": {}, "after": {}, "imagined": imagined, "gate": [], "refused": "",
+        "real": {"greedy": [0.5, 0.4, 0.6], "sampled": [0.5, 0.4, 0.6]}, "newest": newest, "verdict": "undecided",
+    }  # fmt: skip
+    (run / "rounds.json").write_text(json.dumps({"rows": [row], "budget": 500, "online": None}))
+    return write_report(run).read_text()
+
+
+def test_a_bound_of_trust_that_rl_broke_is_named_first_and_turns_the_headline(imagined):
+    broken = after_rl(imagined, {"false_success": [0.63, 0.41, 0.81]})
+    headline = broken[broken.index('<div class="headline') : broken.index("Sampled success")]
+    assert headline.startswith('<div class="headline broken">')
+    assert "not to be trusted: false successes 63 % [41, 81], which must be at most 10 %" in headline
+    for newest in ({"false_success": [0.2, 0.08, 0.4]}, {"false_success": [None] * 3}, {"auc": [0.1, 0.0, 0.2]}):
+        assert '<div class="headline">' in after_rl(imagined, newest)  # Perhaps; not measured; of no bound.
+    low = after_rl(imagined, {"false_success": [0.3, 0.2, 0.4]}, bound="above 0.5")
+    assert "false successes 30 % [20, 40], which must be above 50 %" in low
+
+
+def test_imagination_that_promises_more_than_is_real_is_named(imagined):
+    page = after_rl(imagined, {}, imagined=0.9)  # The run's final sampled success is some 60 % of 120.
+    assert "90 % success imagined where" in page and '<div class="headline broken">' in page
+    assert '<div class="headline">' in after_rl(imagined, {}, imagined=0.7)
+
+
+def test_pages_of_a_run_link_to_one_another(imagined, tmp_path):
+    (tmp_path / "world_model" / "trust.html").write_text("trust")
+    control = imagined / "round_1" / "train_shuffled_rewards"
+    (control / "evaluations").mkdir(parents=True)
+    (imagined / "round_1" / "train" / "policy").mkdir(parents=True)
+    (control / "report.html").write_text("control")
+    page = after_rl(imagined, {})
+    places = dict(re.findall(r'<a href="([^"]+)">([^<]+)</a>', page))
+    assert places == {
+        "../world_model/trust.html": "how far the world model can be trusted",
+        "round_1/train_shuffled_rewards/report.html": "the control: train shuffled rewards",
+        "round_1/train/policy": "the policy",
+    }
+    assert all((imagined / place).exists() for place in places)
+    (control / "report.html").unlink()
+    assert '<a href="../../report.html">the whole run</a>' in write_report(control).read_text()
+
+
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "a browser is here")
+def test_the_table_of_rounds_fits_its_page(imagined):
+    newest = {key: [0.5, 0.25, 0.75] for key in ("auc", "calibration_error", "informedness", "false_success")}
+    after_rl(imagined, newest)
+    with browser() as chromium:
+        for width in (390, 1280):
+            page = chromium.new_context(viewport={"width": width, "height": 800}).new_page()
+            page.goto((imagined / "report.html").as_uri())
+            table = page.evaluate("document.querySelector('.stacked').getBoundingClientRect().right")
+            section = page.evaluate("document.querySelector('.stacked').parentElement.getBoundingClientRect().right")
+            assert table < section and page.evaluate("document.documentElement.scrollWidth") == width
+            page.close()
