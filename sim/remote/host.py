@@ -41,6 +41,7 @@ SPLITS = ("train", "validation", "eval")
 SEEDS_PER_SPLIT = 2**29  # the split's seeds start at (its place + 1) times this; below are a benchmark's own
 SPEC_FIELDS = ("kind", "tasks", "horizon", "cameras", "image_size", "state_dim", "action_dim")
 SPEC_FIELDS += ("action_low", "action_high", "control_hz")
+SPEC_MORE = ("num_eval_states", "projections", "labels", "official")
 REPORTED = ("ValueError", "NotImplementedError")  # errors that are the caller's, and cross by name
 
 
@@ -308,9 +309,7 @@ class Host:
                 self.envs[env_id] = make_environment(setup)
             spec = next(iter(self.envs.values())).spec
             self.spec = {name: getattr(spec, name) for name in SPEC_FIELDS}
-            self.spec.update(
-                {name: getattr(spec, name, {}) for name in ("num_eval_states", "projections", "labels", "official")}
-            )
+            self.spec.update({name: getattr(spec, name, {}) for name in SPEC_MORE})
             self.spec["suite"] = getattr(spec, "suite", "")
         except (Exception, SystemExit):  # process edge: vla-rl raises it
             send_message(self.sock, {"status": "failed", "text": traceback.format_exc()})
