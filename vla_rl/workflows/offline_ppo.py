@@ -1,4 +1,4 @@
-"""`vla-rl offline` with `method: ppo`: iterations of updates from logged episodes."""
+"""`run: offline` with `method: ppo`: iterations of updates from logged episodes."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,10 @@ from tiny_run import save_policy, tiny_values
 
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.examples import Examples, WeightedDataset
@@ -32,6 +35,7 @@ from vla_rl.types import CONTROL_SOURCES
 from vla_rl.workflows import offline
 from vla_rl.workflows.offline import choose_examples, improve_offline
 
+ROOT = Path(__file__).parents[3]
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
 
@@ -341,3 +345,13 @@ def test_what_it_cannot_do_is_refused_before_any_work(logged: Path, tmp_path: Pa
     recipe = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
     with pytest.raises((ConfigError, ValueError), match=message):
         improve_offline(read_recipe(recipe | change), tmp_path / "run", lambda _: None)
+
+
+@pytest.mark.slow
+def test_methods_over_seeds_in_one_table(logged: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(dump_yaml(recipe_of(logged, save_policy(tmp_path / "policy"))))
+    options = ["--recipe", str(recipe), "--methods", "filtered", "--output", str(tmp_path / "runs")]
+    command = [sys.executable, str(ROOT / "scripts/offline_rerun.py"), *options, "sft.steps=4"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert "| `filtered` | " in told and SEEDS_ALIKE in told
