@@ -433,8 +433,4 @@ class TrainingRun:
 
 def run_steps(folder: RunFolder, config: TrainConfig, show: bool, write: bool) -> RunSteps:
     """What says where an RL run is."""
-
-    def write_page(path: Path) -> None:
-        write_report(path)
-
-    return RunSteps(folder.status, STEPS[config.evaluate], config.iterations, write_page, show, write)
+    return RunSteps(folder.status, STEPS[config.evaluate], config.iterations, write_report, show, write)
