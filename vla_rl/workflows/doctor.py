@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
     return [
         check_python(),
         check_torch(),
-        check_device(str(recipe.get("device", "auto"))),
+        check_device(str(recipe.get("device", "auto")), billions(recipe.get("policy") or {})),
         check_gl(needed=not envs.keys().isdisjoint(DRAWN_BY_MUJOCO) or not recipe),
         check_libero(needed="libero" in envs),
         check_libero_assets(assets, needed="libero" in envs),
@@ -141,11 +142,19 @@ def check_torch() -> Check:
     return Check("torch", "ok", f"{torch.__version__}, {built}", needed=True)
 
 
-def check_device(wanted: str = "auto") -> Check:
+def billions(policy: Mapping[str, Any]) -> int:
+    """Billions of parameters of a recipe's policy, as its preset or its checkpoint's name says; 0: neither does."""
+    names = " ".join(str(policy.get(key) or "") for key in ("preset", "path")).lower()
+    found = re.search(r"(?<![a-z0-9])(\d+)b(?![a-z0-9])", names)
+    return int(found[1]) if found else 3 if "/pi0" in names else 0
+
+
+def check_device(wanted: str = "auto", size: int = 0) -> Check:
     """The device that `device: auto` takes, its memory, and whether it computes in bfloat16.
 
     Args:
         wanted: the recipe's `device`, which must be here.
+        size: billions of parameters of the recipe's policy, which need a GPU.
     """
     try:
         import torch
@@ -171,6 +180,10 @@ def check_device(wanted: str = "auto") -> Check:
         return Check("device", "warning", f"CPU ({threads}), though nvidia-smi is here", fix)
     if torch.backends.mps.is_available():
         return Check("device", "ok", f"MPS (set `device: mps`); `auto` takes the CPU ({threads})")
+    if size:
+        found = f"no GPU, and the policy has {size} billion parameters: an action takes a CPU many seconds"
+        fix = "run the recipe on a machine with a GPU (docs/gpu.md); `vla-rl memory RECIPE` says how much it needs"
+        return Check("device", "missing", found, fix, needed=True)
     fix = f"enough for the tiny policy and the demo; {advice()} (docs/gpu.md)"
     return Check("device", "ok", f"CPU: {threads}", fix)
 

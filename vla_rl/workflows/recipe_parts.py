@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, read_yaml
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import Policy
@@ -19,6 +21,9 @@ from vla_rl.types import EnvSpec
 from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
 
+# Environments whose kind says which robot and scene they are.
+SIMULATORS = ("tabletop", "libero", "robosuite", "maniskill", "metaworld", "robotwin")
+
 
 def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
     """The recipe's policy for an environment of this spec, on the recipe's device.
@@ -27,7 +32,28 @@ def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
         ConfigError: the recipe's policy class builds nothing, or does not fit the environment.
     """
     limit_threads(recipe)
+    path = policy_path(recipe)
+    other = path and other_environment(path, recipe.acting_env.kind)
+    if other:
+        warnings.warn(f"policy.path: {path} was trained in {other}, and this is {recipe.acting_env.kind}", stacklevel=2)
     return recipe.policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
+
+
+def other_environment(path: Path, kind: str) -> str:
+    """The kind of another environment that a policy's folder says it is of; empty where it says none, or this one.
+
+    The recipe of its run says it, which lies beside it; else the names of the datasets in its statistics.
+    """
+    recipe = path.parent / "config.yaml"
+    if recipe.is_file():
+        values = read_yaml(recipe)
+        said = {str((values.get(section) or {}).get("kind")) for section in ("real_env", "env")}
+    else:
+        file = path / "dataset_statistics.json"
+        names = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        said = {known for known in SIMULATORS for name in names if name.startswith(known)}
+    said &= {*SIMULATORS}
+    return ", ".join(sorted(said)) if kind in SIMULATORS and said and kind not in said else ""
 
 
 def limit_threads(recipe: Recipe) -> None:

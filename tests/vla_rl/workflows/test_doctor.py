@@ -167,6 +167,27 @@ def test_a_recipe_that_wants_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert not doctor.check_device("auto").is_fault and "CPU" in doctor.check_device("cpu").found
 
 
+@pytest.mark.parametrize(
+    ("policy", "size"),
+    [
+        ({"preset": "7b"}, 7),
+        ({"path": "openvla/openvla-7b-finetuned-libero-goal"}, 7),
+        ({"kind": "lerobot", "path": "lerobot/pi0_libero_base"}, 3),
+        ({"preset": "tiny"}, 0),
+        ({"path": "runs/7bowls/policy"}, 0),
+    ],
+)
+def test_a_policy_of_billions_needs_a_gpu(policy: dict, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.billions(policy) == size
+    (device,) = [c for c in doctor.run_checks({"env": {"kind": "dummy"}, "policy": policy}) if c.name == "device"]
+    assert device.is_fault == bool(size)
+    assert not size or f"no GPU, and the policy has {size} billion parameters" in device.found
+
+
 def test_little_disk_and_memory_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_DISK_GB", 1e9)
     assert doctor.check_disk(tmp_path).status == "warning"

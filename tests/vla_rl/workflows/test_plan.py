@@ -324,6 +324,7 @@ def test_the_command_measures_here_and_plans_again_from_what_it_wrote(recipe, tm
     assert "Measuring the stages here" in done.output and "best: " in done.output
     assert "cannot be counted by part" in done.output  # Its memory.
     costs = Costs.load(out / "costs.json")
+    assert " on a CPU" in costs.sources["act"] and costs.caveat.startswith("Measured on a CPU: act, forward, update.")
     assert costs.is_measured and len(costs.chunks) >= 6 and max(costs.chunks) <= 2
     assert min(costs.step) > 0 and costs.act.of(4) > 0 and costs.update.of(4) > 0 and costs.trained_bytes > 0
     assert "svg" in (out / "plan.html").read_text()

@@ -19,6 +19,8 @@ from vla_rl.workflows.gpu_bench.record import Results
 
 FORMAT = 1
 
+ON_CPU = " on a CPU"  # In a source, of what was measured there.
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -89,6 +91,16 @@ class Costs:
     def is_measured(self) -> bool:
         """Whether every figure was measured, wherever that was."""
         return all(source.startswith("measured") for source in self.sources.values())
+
+    @property
+    def caveat(self) -> str:
+        """What to know of rates on GPUs where acting or learning was measured on a CPU; else empty."""
+        on_cpu = [name for name in ("act", "forward", "update") if ON_CPU in self.sources.get(name, "")]
+        stages = ", ".join(on_cpu)
+        said = (
+            f"Measured on a CPU: {stages}. A CPU's seconds are not a GPU's: these rates are of CPUs in the GPUs' place."
+        )
+        return said if on_cpu else ""
 
     def of_larger_policy(self, factor: float) -> Costs:
         """With a policy that takes `factor` times as long to act and to learn."""
@@ -168,7 +180,8 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
     }
     if recipe.get("rollout", {}).get("kind", "local") != "local":
         values = {name: value for name, value in values.items() if name not in ("act", "step", "reset")}
-    return values, f"measured in {len(rows)} iterations of {folder}"
+    where = {"cpu": ON_CPU}.get(recipe.get("device", "auto"), f" on device {recipe.get('device', 'auto')}")
+    return values, f"measured in {len(rows)} iterations of {folder}{where}"
 
 
 def _chunk_size(run: RunFolder, recipe: Mapping[str, Any]) -> int:

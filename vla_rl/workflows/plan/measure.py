@@ -18,7 +18,7 @@ from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.rollout.runner import collect, evaluation_mode
 from vla_rl.types import Episode, Observation
-from vla_rl.workflows.plan.costs import Curve
+from vla_rl.workflows.plan.costs import ON_CPU, Curve
 
 HERE = "measured here"
 LEAST_EPISODES, MOST_EPISODES, REPEATS = 6, 24, 3
@@ -116,7 +116,9 @@ def measure(recipe: TrainRecipe, seconds: float = 30.0) -> tuple[dict[str, Any],
         "trained_bytes": float(trained),
         **_learning(recipe, policy, episodes),
     }
-    return values, f"{HERE}, {len(episodes)} episodes"
+    device = torch.device(resolve_device(recipe.device))
+    where = f" on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ON_CPU
+    return values, f"{HERE}{where}, {len(episodes)} episodes"
 
 
 def env_size(recipe: TrainRecipe) -> int:

@@ -178,6 +178,8 @@ def show(plan: Plan) -> None:
     ):
         print_table(_variants(title, rows))
     print(f"best: {plan.best.placement.text}\n")
+    if plan.costs.caveat:
+        print(f"{plan.costs.caveat}\n")
     print("costs:")
     for stage, source in plan.costs.sources.items():
         print(f"  {stage:<14}{described(plan.costs, stage):<44}{source}")
@@ -206,6 +208,7 @@ def write_page(plan: Plan, name: str, file: Path) -> None:
         rows=[cells(outcome) for outcome in plan.outcomes],
         costs=[(stage, described(plan.costs, stage), source) for stage, source in plan.costs.sources.items()],
         not_in_it=NOT_IN_IT,
+        caveat=plan.costs.caveat,
         memory=plan.memory,
     )
     write_text_atomic(file, text)
