@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 LIBRARIES = sysconfig.get_path("purelib")
-SHOWN = ("config", "show", "tabletop_grpo")
+SHOWN = ("config", "tabletop_grpo")
 SCRIPT = "import vla_rl\nprint(vla_rl.load_recipe('tabletop_grpo').env.kind)\n"
 
 pytest.importorskip("setuptools", minversion="77", reason="a wheel is built by setuptools")

@@ -12,7 +12,7 @@ Each does what the command of that name does. Weights are loaded, and simulators
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import validate
@@ -20,15 +20,13 @@ from vla_rl.data.hub import pinned
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import TRAIN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.training.train import train as run_training
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.results import Evaluation
-    from vla_rl.interfaces import Policy, VecEnv
 
 __all__ = ["Recipe", "evaluate", "load_policy", "load_recipe", "make_env", "train"]
 

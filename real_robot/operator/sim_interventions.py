@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from real_robot.types import Command, RobotObservation
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
 from vla_rl.types import EpisodeSpec, Observation, StepResult
-
-if TYPE_CHECKING:
-    import torch
 
 LOWERING = -0.1  # third action component below which the hand goes down
 SIDEWAYS = 0.5  # first two components up to which it goes down where it is

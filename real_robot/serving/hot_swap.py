@@ -7,16 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from real_robot.serving.requests import PolicyFacts
 from real_robot.serving.server import PolicyServer, ServeConfig, policy_facts, serve_until_stopped
 from vla_rl.distributed.process_group import resolve_device
-from vla_rl.offpolicy.published import Followed, newest
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
-    from vla_rl.offpolicy.published import Followed, Published
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.published import Followed, Published, newest
 
 LOOK_EVERY = 1.0  # seconds
 IDLE = 1.0  # seconds without a request, after which another policy may act: most often no episode is under way

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -34,12 +34,9 @@ from vla_rl.config import ConfigError
 from vla_rl.data.statistics import action_range
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.interfaces import ContinuingPolicy
+from vla_rl.interfaces import ContinuingPolicy, Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
 
 HEALTH_PATH = "/healthz"
 CLOSE_ERROR = 1011  # openpi's close code after an error frame

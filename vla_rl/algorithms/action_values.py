@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from vla_rl.config import Config
-
-if TYPE_CHECKING:
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import Policy
-    from vla_rl.types import Episode
+from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.interfaces import Policy
+from vla_rl.types import Episode
 
 
 class ActionValues(Protocol):

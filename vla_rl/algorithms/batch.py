@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import Policy
 
 NOTHING_TO_COMPARE = (

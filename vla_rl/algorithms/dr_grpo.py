@@ -19,26 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field, SerializeAsAny
 
 from vla_rl.algorithms.action_values import ActionValuesConfig, CoefficientFit, Coefficients, Correction
+from vla_rl.algorithms.base import LearnerOptions
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rows_by_group
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import ExtraLoss, Learner
 from vla_rl.algorithms.losses import Metrics, policy_loss, surrogate_loss, tensor
 from vla_rl.config import component
-from vla_rl.interfaces import PolicyOutput
+from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import ActionChunk, Episode
-
-if TYPE_CHECKING:
-    from vla_rl.algorithms.base import LearnerOptions
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import Policy
 
 _CANDIDATES = 3  # A stream of random numbers, beside the learner's order of minibatches and control.
 

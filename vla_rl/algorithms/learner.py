@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ import torch
 from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, with_inputs
 from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
+from vla_rl.algorithms.options import AlgoOptions, Control
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
 from vla_rl.common.progress import Stopwatch
 from vla_rl.distributed.fsdp import like, swap_weights
@@ -30,9 +31,6 @@ from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic, read_scalars
 from vla_rl.training.trainer import BadSteps, TrainingDivergedError, warmup_factor
 from vla_rl.types import ActionChunk, Episode
-
-if TYPE_CHECKING:
-    from vla_rl.algorithms.options import AlgoOptions, Control
 
 NO_CRITIC = (
     "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Set "

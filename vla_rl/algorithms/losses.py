@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import MAX_LOG_RATIO
+from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.batch import Batch
     from vla_rl.algorithms.options import AlgoOptions
     from vla_rl.interfaces import PolicyOutput
 

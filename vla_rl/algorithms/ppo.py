@@ -14,20 +14,20 @@ from pydantic import Field, model_validator
 from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.algorithms.batch import (
     Batch,
+    Evaluate,
     decisions,
     log_prob_gap,
     rollout_log_prob,
     shuffle_advantages,
 )
 from vla_rl.config import ConfigError
+from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.interfaces import PolicyOutput
 from vla_rl.types import ActionChunk, Episode
 
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.algorithms.batch import Evaluate
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import PolicyOutput
 
 AdvantageLevel = Literal["action", "chunk"]
 

@@ -5,18 +5,15 @@ Numpy only. Shape legend: E episodes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from vla_rl.algorithms.base import AlgoConfig, episode_batch
-from vla_rl.algorithms.batch import shuffle_advantages, valid_actions
-
-if TYPE_CHECKING:
-    from vla_rl.algorithms.batch import Batch, Evaluate
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.types import Episode
+from vla_rl.algorithms.batch import Batch, Evaluate, shuffle_advantages, valid_actions
+from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.types import Episode
 
 
 class ReinforcePPConfig(AlgoConfig):

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import MAX_LOG_RATIO, log_prob_gap, rollout_log_prob
+from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch, Evaluate, log_prob_gap, rollout_log_prob
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.rollout.success import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.batch import Batch, Evaluate
     from vla_rl.algorithms.options import AlgoOptions
-    from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.training.config import TrainConfig
 
 _ARRAYS = ("reward", "terminated", "truncated", "num_steps")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from real_robot.calibration.collect import LiveArm, collect_bags, collect_live, pose_reader
+from real_robot.calibration.collect import LiveArm, PoseReader, collect_bags, collect_live, pose_reader
 from real_robot.calibration.intrinsics import BoardConfig
 from real_robot.calibration.run import camera_file, hand_eye_file, print_board, workspace_text
 from real_robot.calibration.workspace import collect_corners, workspace_of
@@ -16,12 +17,6 @@ from real_robot.contract.load import load_contract
 from vla_rl.cli.options import say
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import apply_overrides, validate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from real_robot.calibration.collect import LiveArm, PoseReader
-    from real_robot.calibration.intrinsics import BoardConfig
 
 BoardSettings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the board: columns, rows, square, marker, dictionary.")

@@ -19,14 +19,14 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
 _METHODS = ("act", "evaluate", "bc_loss", "embed")  # of a `Policy`: what gathers the parameters before it runs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ from vla_rl.distributed.config import DistributedConfig
 from vla_rl.distributed.process_group import ProcessGroup, Strategy, entered, num_launched, resolve_device
 from vla_rl.distributed.process_watch import Watch
 from vla_rl.interfaces import PolicyOutput
-
-if TYPE_CHECKING:
-    from vla_rl.types import Episode
+from vla_rl.types import Episode
 
 
 class Launchable(Protocol):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
-
-if TYPE_CHECKING:
-    from vla_rl.distributed.process_group import ProcessGroup
 
 
 def gather(world: ProcessGroup, episodes: Sequence[Episode]) -> list[Episode]:

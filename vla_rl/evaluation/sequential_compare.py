@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -18,9 +18,6 @@ from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.rollout.runner import derived_seed, run_episodes
 from vla_rl.types import Episode, EpisodeSpec, Split
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.sequential import PairedSequentialTest
 
 
 class SequentialConfig(Config):

@@ -14,14 +14,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.interfaces import Policy
 from vla_rl.policies.load import load_policy
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
 
 POINTER = "newest.json"
 _POLICY = re.compile(r"policy-(\d{8,})")

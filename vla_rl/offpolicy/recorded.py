@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,9 +37,6 @@ from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.features import NO_DRAWS, Draws, compute_features
 from vla_rl.offpolicy.transitions import Transitions, joined
 from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, Observation
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _TAKEN_OVER = ("recovery", "correction")
 

@@ -14,14 +14,14 @@ from vla_rl.common.hub import is_offline, parse_name
 from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import KINDS, Config, ConfigError
+from vla_rl.interfaces import Policy
 from vla_rl.policies import hub
+from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.interfaces import Policy
-    from vla_rl.policies.checkpoint_info import CheckpointInfo
 
 CONFIG_FILE = "config.json"
 OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's layout.

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.config import resolve_kind
+from vla_rl.interfaces import Policy
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, PolicyConfig, read_json, resolve_path
 from vla_rl.policies.inspect import describe
 
 if TYPE_CHECKING:
     import torch
-
-    from vla_rl.interfaces import Policy
 
 
 def _saved_kind(folder: Path) -> str | None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset_check import check_datasets
-from vla_rl.evaluation.evaluate import episode_specs
+from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
 from vla_rl.policies.base import checkpoint_folder
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import (
@@ -29,10 +28,7 @@ from vla_rl.recipe.runs import (
     RewardRecipe,
     TrainRecipe,
 )
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.evaluate import EvalConfig
-    from vla_rl.training.config import SFTConfig
+from vla_rl.training.config import SFTConfig
 
 
 @dataclass(frozen=True)

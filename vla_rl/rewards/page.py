@@ -6,7 +6,6 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import figure as mpl
@@ -14,11 +13,9 @@ from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.report.charts import page_template
+from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
-
-if TYPE_CHECKING:
-    from vla_rl.rewards.frames import RewardFrames
-    from vla_rl.rewards.model import LearnedReward
+from vla_rl.rewards.model import LearnedReward
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe & Ito's: told apart by color-blind readers too.
 NUM_SHOWN, NUM_IMAGES = 4, 8

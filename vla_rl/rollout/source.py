@@ -8,25 +8,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+import numpy as np
 from pydantic import SerializeAsAny
 
+from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, component
-from vla_rl.interfaces import EnvConfig, HalvedEnv
+from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.interfaces import EnvConfig, HalvedEnv, Policy, VecEnv
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.rollout.runner import EpisodeRunner, collect
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-
-    from vla_rl.common.progress import Stopwatch
-    from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import Policy, VecEnv
-    from vla_rl.rollout.runner import EpisodeRunner
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +27,9 @@ from vla_rl.distributed.process_group import current
 from vla_rl.distributed.weights import CheckpointError, load_weights, trained_weights
 from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
 from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.training.config import SFTConfig
 from vla_rl.training.trainer import TrainingDivergedError
-
-if TYPE_CHECKING:
-    from vla_rl.training.config import SFTConfig
-    from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec
 
 _VALIDATION_BATCHES = 4
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,10 @@ from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, EpisodeDataset, o
 from vla_rl.distributed.fsdp import swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, current
 from vla_rl.interfaces import Policy
+from vla_rl.training.config import SFTConfig
 from vla_rl.training.optimizers import read_scalars
 from vla_rl.training.trainer import Trainer
 from vla_rl.types import EnvSpec
-
-if TYPE_CHECKING:
-    from vla_rl.training.config import SFTConfig
 
 # Streams of the random generators, so that they share no numbers; `DATA` and `VALIDATION` are the loop's.
 DATA, _AUGMENT, _DROPOUT, VALIDATION = range(4)

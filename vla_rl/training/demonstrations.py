@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from vla_rl.algorithms.batch import Batch
+from vla_rl.algorithms.learner import Learner
+from vla_rl.data.dataset import BCBatch
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.interfaces import Policy
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.config import SFTConfig
 from vla_rl.types import EnvSpec, Episode
-
-if TYPE_CHECKING:
-    import torch
-
-    from vla_rl.algorithms.batch import Batch
-    from vla_rl.algorithms.learner import Learner
-    from vla_rl.data.dataset import BCBatch
-    from vla_rl.interfaces import Policy
 
 
 class Demonstrations:

@@ -42,7 +42,6 @@ from vla_rl.training.published_sizes import OPENVLA_7B, OPENVLA_OFT_7B, advice
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.policies.openvla.policy import OpenVLAPolicy
     from vla_rl.recipe.recipe import Recipe
 
 _MEGABYTE = 1024**2

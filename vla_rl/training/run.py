@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,24 +27,22 @@ from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.distributed.weights import load_weights, trained_weights
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.gate import Gate
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success
 from vla_rl.rollout.success import TRUE_SUCCESS, reward_metrics, rollout_metrics, success_metrics
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.training.config import TrainConfig
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.metrics import MetricLogger, SilentLogger
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
-
-if TYPE_CHECKING:
-    from vla_rl.evaluation.results import Evaluation
-    from vla_rl.recipe.runs import TrainRecipe
-    from vla_rl.training.config import TrainConfig
 
 _ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
 BEFORE, RL, AFTER, REPORT = "evaluation before", "iterations", "evaluation after", "report"

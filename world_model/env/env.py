@@ -14,13 +14,14 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
+from vla_rl.interfaces import Admission
 from vla_rl.rollout.env_checks import (
     EnvStatus,
     check_num_envs,
@@ -42,9 +43,6 @@ from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
 from world_model.types import Frames
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Admission
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.policies.base import resolve_path
+from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.openvla.inspect import describe
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.types import EnvSpec
@@ -13,7 +14,6 @@ from vla_rl.types import EnvSpec
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.policies.checkpoint_info import CheckpointInfo
     from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 

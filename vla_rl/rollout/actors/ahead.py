@@ -6,23 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
+from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.ahead_worker import AheadWorker
-from vla_rl.rollout.actors.cluster import cause_of, how_gone, ray
+from vla_rl.rollout.actors.cluster import Connection, cause_of, how_gone, ray
+from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.ledger import Ticket
 from vla_rl.rollout.actors.source import LOOK_SECONDS, RaySource, not_heard, start_worker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
-    from vla_rl.rollout.actors.cluster import Connection
-    from vla_rl.rollout.actors.config import RayOptions
 
 MOST_AT_ONCE = 100_000  # episodes handed to one worker, which runs as many as its hosts hold
 

@@ -22,9 +22,9 @@ try:
 except ImportError:
     raise ConfigError("rollout.kind: 'ray' and --ray need the package ray: pip install '.[ray]'") from None
 
-if TYPE_CHECKING:
-    from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
+if TYPE_CHECKING:
     from vla_rl.rollout.actors.config import RayOptions
 
 log = logging.getLogger(__name__)

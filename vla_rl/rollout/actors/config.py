@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import ConfigError
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.rollout.source import RolloutConfig, RolloutPlan
-
-if TYPE_CHECKING:
-    from vla_rl.distributed.process_group import ProcessGroup
 
 LEAST_STORE_MB = 75
 WeightsDtype = Literal["trained", "bfloat16"]

@@ -6,10 +6,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.distributed.weights import trained_weights
+from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.rollout.actors.cluster import (
     UNRECORDED,
@@ -21,6 +22,7 @@ from vla_rl.rollout.actors.cluster import (
     ray,
     shortage,
 )
+from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.ledger import Ledger, Ticket
 from vla_rl.rollout.actors.vec_env import Troubles
 from vla_rl.rollout.actors.weights import shards
@@ -28,10 +30,6 @@ from vla_rl.rollout.actors.worker import LockstepWorker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode
-
-if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
-    from vla_rl.rollout.actors.config import RayOptions
 
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from vla_rl.config import validate
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.cluster import Setting, where_here
+from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.vec_env import RayVecEnv
 from vla_rl.rollout.actors.weights import Packed, load_shards
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import RolloutPlan
 from vla_rl.types import Episode, EpisodeSpec
-
-if TYPE_CHECKING:
-    from vla_rl.rollout.actors.config import RayOptions
 
 
 class PolicyCopy:
