@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,16 @@ EVAL = EvalConfig(episodes_per_task=3, samples_per_state=2, videos=0)
 
 def evaluated(policy: Path, world: ProcessGroup, config: EvalConfig = EVAL) -> dict[str, Any]:
     """The evaluation, and how many episodes each process ran."""
-    mine: list[int] = []
+    mine: list[object] = []
+
+    @contextmanager
+    def progress(total: int, *, done: int = 0) -> Iterator[Callable[[object], None]]:
+        yield mine.append
+
     loaded = load_policy(policy)
     world.distribute(loaded)
     with world.unsharded(loaded):
-        result = evaluate(loaded, ENV, config, on_episode=lambda e: mine.append(e.length), world=world)
+        result = evaluate(loaded, ENV, config, progress=progress, world=world)
     return {**result.model_dump(mode="json"), "shares": world.gather(len(mine))}
 
 
