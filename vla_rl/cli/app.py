@@ -92,16 +92,14 @@ def _global_options(
 
 # Every command, or group of them: the file that has it, and a line of the program's own help.
 COMMANDS = {
-    "demo": ("loop", "The whole loop on the built-in tabletop, in minutes, with a report."),
+    "demo": ("loop", "The whole loop on the built-in tabletop, with a report."),
     "train": ("training", "Post-train a policy: by RL, or as the recipe's `run` says."),
     "sft": ("training", "Train a policy by behavior cloning on demonstrations."),
     "loop": ("loop", "Rounds of real episodes, a world model, RL in imagination."),
-    "sweep": ("loop", "Train with every combination of some options' values."),
-    "ablate": ("loop", "A recipe and its negative controls, several seeds each."),
+    "sweep": ("loop", "Many runs in one table: options' values, or controls."),
     "eval": ("evaluation", "Measure success per task, with intervals."),
     "compare": ("evaluation", "Is B better than A? Paired on initial states."),
-    "report": ("checkpoints", "Write a run's report.html."),
-    "status": ("checkpoints", "Say where a run is, and what its rollouts lost."),
+    "report": ("checkpoints", "Where a run is, and its report.html."),
     "collect": ("evaluation", "Record an expert's or a policy's episodes as a dataset."),
     "import": ("importing", "Make a dataset of LIBERO's, RLDS, bags, videos and CSV."),
     "inspect": ("checkpoints", "Say what a checkpoint is, and what RL can do with it."),
@@ -118,8 +116,7 @@ COMMANDS = {
     "list": ("about", "List recipes, environments, policies, algorithms, tasks."),
     "config": ("about", "Print a resolved recipe, or the JSON schema of recipes."),
     "doctor": ("about", "What this machine, a recipe, robot or dataset lacks."),
-    "plan": ("plan", "Simulate a run on more GPUs, from what its stages cost."),
-    "memory": ("plan", "The memory that a training run will need of each GPU."),
+    "plan": ("plan", "The time and memory that a run will take on GPUs."),
     "bench": ("plan", "Measure speed: simulators, imagination, a GPU."),
 }
 # Packages that are installed with an extra of ours alone.

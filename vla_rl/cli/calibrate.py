@@ -1,11 +1,11 @@
-"""`vla-rl calibrate board | collect | camera | hand-eye | workspace`."""
+"""`vla-rl calibrate board | collect | camera | workspace`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,13 +16,13 @@ from real_robot.calibration.workspace import collect_corners, workspace_of
 from real_robot.contract.load import load_contract
 from vla_rl.cli.options import say
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.errors import ConfigError
 from vla_rl.config import apply_overrides, validate
 
 BoardSettings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the board: columns, rows, square, marker, dictionary.")
 ]
 Robot = Annotated[str, typer.Argument(metavar="ROBOT", help="A contract (YAML), or the name of a shipped one.")]
-Pairs = Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures and poses, as `calibrate collect` took them.")]
 PoseTopic = Annotated[
     str, typer.Option("--pose", metavar="TOPIC", help="The gripper's PoseStamped; by default the contract's own.")
 ]
@@ -72,28 +72,29 @@ def collect(
 
 @app.command()
 def camera(
-    folder: Pairs,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("intrinsics.yaml"),
-) -> None:
-    """Find what the camera's lens does, from pictures of the board."""
-    _tell(camera_file(folder, output), output)
-
-
-@app.command("hand-eye")
-def hand_eye(
-    folder: Pairs,
-    mount: Annotated[
-        Literal["gripper", "base"],
-        typer.Option(help="What the camera is on: the gripper (eye in hand), or beside the base (eye to hand)."),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Pictures and poses, as `calibrate collect` took them.")
     ],
+    mount: Annotated[
+        Literal["gripper", "base"] | None,
+        typer.Option(help="What it is on: the gripper (eye in hand), or beside the base (eye to hand)."),
+    ] = None,
     intrinsics: Annotated[
         Path | None,
-        typer.Option(help="The lens (`calibrate camera`, or the driver's); by default from these pictures."),
+        typer.Option(help="With --mount: the lens, as found or the driver's; by default from these pictures."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("hand_eye.yaml"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; by default intrinsics.yaml or hand_eye.yaml.")
+    ] = None,
 ) -> None:
-    """Find where the camera is, with the error on pairs that were left out."""
-    _tell(hand_eye_file(folder, mount, intrinsics, output), output)
+    """Find what a camera's lens does, or with --mount where it is, with the error on pairs that were left out."""
+    if mount is None and intrinsics is not None:
+        raise ConfigError("--intrinsics: is of --mount, which says what the camera is on: gripper or base")
+    file = output or Path("intrinsics.yaml" if mount is None else "hand_eye.yaml")
+    written = camera_file(folder, file) if mount is None else hand_eye_file(folder, mount, intrinsics, file)
+    for name, value in written["errors"].items():
+        typer.echo(f"{name}: {value}")
+    typer.echo(f"written: {file}")
 
 
 @app.command()
@@ -125,9 +126,3 @@ def _live(reader: PoseReader) -> Iterator[LiveArm]:
         yield LiveArm(reader, transport)
     finally:
         transport.close()
-
-
-def _tell(written: dict[str, Any], path: Path) -> None:
-    for name, value in written["errors"].items():
-        typer.echo(f"{name}: {value}")
-    typer.echo(f"written: {path}")

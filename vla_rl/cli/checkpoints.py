@@ -1,4 +1,4 @@
-"""Commands about what a run wrote: `report`, `status`, `inspect`, `merge` and `push`."""
+"""Commands about what a run wrote: `report`, `inspect`, `merge` and `push`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from real_robot.operator.hub.hub_log import read_log, shares
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder
@@ -90,35 +91,36 @@ def push(
 
 @app.command()
 def report(
-    folder: Annotated[
+    path: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="A run's folder, also of a run that goes on; or an evaluation's file."),
+        typer.Argument(
+            metavar="FOLDER | FILE",
+            help="A run's folder, also while it goes on; an evaluation's file; or a hub's --log.",
+        ),
     ],
     title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="Only say where the run is, and what its rollouts lost and redid.")
+    ] = False,
 ) -> None:
     """Write a run's report.html anew: during the run, after it, or of one that was stopped.
 
     Of an evaluation's file, ours or one that `vla-rl compare` reads of another program, the page is written beside it.
+    Of a hub's log, say the person's share of time, the requests and the waiting times.
     """
-    if file_of(folder)[0].is_file():
-        typer.echo(f"report: {write_evaluation_report(folder, title)}")
-        return
-    run = RunFolder(folder)
-    if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
-    with suppress(ConfigError):  # Of a status that cannot be read the page tells.
-        if (status := read_status(run.status)) is not None and status.text():
-            typer.echo(status.text())
-    typer.echo(f"report: {write_report(folder, title)}")
-
-
-@app.command()
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
-) -> None:
-    """Say where a run is, what it is busy with, and what its rollouts lost and redid."""
-    run = RunFolder(folder)
-    if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
-    for line in status_lines(run):
-        typer.echo(line)
+    run = RunFolder(path)
+    if file_of(path)[0].is_file():
+        try:
+            lines = shares(read_log(path)).lines()
+        except ConfigError:  # It is no hub's.
+            lines = [f"report: {write_evaluation_report(path, title)}"]
+    elif not run.exists:
+        raise ConfigError(f"{path}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
+    elif status:
+        lines = status_lines(run)
+    else:
+        with suppress(ConfigError):  # Of a status that cannot be read the page tells.
+            if (found := read_status(run.status)) is not None and found.text():
+                typer.echo(found.text())
+        lines = [f"report: {write_report(path, title)}"]
+    typer.echo("\n".join(lines))

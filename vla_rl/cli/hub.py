@@ -1,4 +1,4 @@
-"""`vla-rl hub serve | report | measure`: several robots, one person."""
+"""`vla-rl hub serve | measure`: several robots, one person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from real_robot.operator.console.access import ConsoleConfig
-from real_robot.operator.hub.hub_log import read_log, shares
 from real_robot.operator.hub.hub_server import load_hub, run_hub
 from real_robot.serving.network import read_token
 from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, say
@@ -49,17 +48,6 @@ def serve(
         "key": key,
     }
     run_hub(load_hub(file, robot or ()), validate(ConsoleConfig, values, prefix="hub"), log, say)
-
-
-@app.command()
-def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub serve --log` has written.")]) -> None:
-    """The person's share of time, requests and waiting times of a hub's log."""
-    found = shares(read_log(log))
-    typer.echo(f"time: {found.seconds:.0f} s, the person with a robot: {100 * found.person:.1f} %")
-    typer.echo(f"requests: {found.requests}, of these helped: {found.served}")
-    typer.echo(f"waiting: mean {found.mean_wait:.1f} s, longest {found.max_wait:.1f} s")
-    for robot, seconds in sorted(found.by_robot.items()):
-        typer.echo(f"  with {robot}: {seconds:.0f} s")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What a run will need, and how fast this machine is: `plan`, `memory` and `bench`."""
+"""What a run will need, and how fast this machine is: `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ app = typer.Typer()
 def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
-    gpus: Annotated[int, typer.Option(min=1, max=1024, help="GPUs in all.")] = 8,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="GPUs in all; by default 8, with --memory 1.")
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Only print the memory that each GPU will need, by part; measures nothing.")
+    ] = False,
     envs: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Environments per GPU that rolls out; by default env.num_envs.")
     ] = None,
@@ -56,11 +61,16 @@ def plan(
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """
+    if memory:
+        if envs or workers or costs or roofline or output or as_json:
+            raise ConfigError("--memory: measures and simulates nothing; of the other options it takes --gpus alone")
+        typer.echo(estimate(load(recipe, overrides, ANY, runs=False), gpus or 1).text())
+        return
     check_writable(output)
     loaded = load(recipe, overrides, PLAN, runs=False)
     own = getattr(loaded.env, "num_workers", 0)
     machines = Machines(
-        gpus, envs or loaded.env.num_envs, (own or 16) if workers is None else workers, staleness, bandwidth
+        gpus or 8, envs or loaded.env.num_envs, (own or 16) if workers is None else workers, staleness, bandwidth
     )
     run(
         loaded,
@@ -72,18 +82,6 @@ def plan(
         as_json=as_json,
         say=say,
     )
-
-
-@app.command()
-def memory(
-    recipe: RecipeName,
-    overrides: Overrides = None,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
-    ] = 1,
-) -> None:
-    """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
-    typer.echo(estimate(load(recipe, overrides, ANY, runs=False), processes).text())
 
 
 # No help option of click's: behind WHAT, --help belongs to the benchmark; `bench` answers it where there is none.

@@ -182,8 +182,8 @@ def warnings_of(run: Run) -> list[str]:
     elif run.comparison and (run.ablation is None or len(run.ablation["seeds"]) == 1):
         what = "without its controls" if run.ablation is None else "with one seed"
         warnings.append(
-            f"This is one run {what}. Runs with shuffled rewards can gain too: `vla-rl ablate` repeats it with several "
-            "seeds and both controls."
+            f"This is one run {what}. Runs with shuffled rewards can gain too: `vla-rl sweep --controls 3` "
+            "repeats it with three seeds and both controls."
         )
     if run.after and run.after.meta.split != "eval":
         warnings.append(f"Measured on the {run.after.meta.split} split, not on eval; no claim should rest on it.")

@@ -1,4 +1,4 @@
-"""`vla-rl memory`: what a training run will need of a GPU's memory, by part, before anything is loaded.
+"""`vla-rl plan --memory`: what a training run will need of a GPU's memory, by part, before anything is loaded.
 
 The recipe's network is made of fake tensors, which have shapes and no storage, and one micro-batch
 is trained on them while every allocation is counted. So the figures follow the code that will run,
@@ -183,13 +183,13 @@ def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, Memo
     config = recipe.policy
     if not isinstance(config, OpenVLAOptions):
         raise ConfigError(
-            f"policy.kind: {config.kind!r} cannot be counted by part; `vla-rl memory` knows OpenVLA's family alone "
-            f"(openvla). By the number of parameters: {advice()}"
+            f"policy.kind: {config.kind!r} cannot be counted by part; `vla-rl plan --memory` knows OpenVLA's family "
+            f"alone (openvla). By the number of parameters: {advice()}"
         )
     algo = getattr(recipe, "algo", None)
     section = algo if algo is not None else getattr(recipe, "sft", None)
     if section is None:
-        raise ConfigError("algo: the recipe trains nothing; `vla-rl memory` needs an algo or sft section")
+        raise ConfigError("algo: the recipe trains nothing; `vla-rl plan --memory` needs an algo or sft section")
     env = recipe.env
     spec: EnvSpec = env.env_spec()
     if algo is not None:

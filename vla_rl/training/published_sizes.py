@@ -1,6 +1,6 @@
 """What published checkpoints need of a GPU's memory, from sizes that are known without a download. Imports no torch.
 
-`vla-rl doctor`, `vla-rl memory` and docs/gpu.md say it from here.
+`vla-rl doctor`, `vla-rl plan --memory` and docs/gpu.md say it from here.
 """
 
 from __future__ import annotations

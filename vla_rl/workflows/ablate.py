@@ -1,6 +1,6 @@
 """Is the gain due to RL? The recipe and its negative controls, each with several seeds, in one table.
 
-    vla-rl ablate tabletop_grpo --seeds 3
+    vla-rl sweep tabletop_grpo --controls 3
 
 runs, for each seed, the recipe as it is, with advantages permuted over all trajectories
 (`train.control=shuffled_rewards`), and with as many behavior-cloning updates instead

@@ -89,6 +89,15 @@ class Shares:
         """Share of the time in which the person was with a robot."""
         return self.helped / self.seconds if self.seconds > 0 else 0.0
 
+    def lines(self) -> list[str]:
+        """For the console."""
+        return [
+            f"time: {self.seconds:.0f} s, the person with a robot: {100 * self.person:.1f} %",
+            f"requests: {self.requests}, of these helped: {self.served}",
+            f"waiting: mean {self.mean_wait:.1f} s, longest {self.max_wait:.1f} s",
+            *(f"  with {robot}: {seconds:.0f} s" for robot, seconds in sorted(self.by_robot.items())),
+        ]
+
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The events of a log; a last line that a crash has cut is left out.

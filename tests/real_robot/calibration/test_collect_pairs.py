@@ -130,7 +130,7 @@ def test_pairs_are_taken_live_and_give_the_cameras_place(
 
     lens, output = tmp_path / "lens.yaml", tmp_path / "hand_eye.yaml"
     lens.write_text(yaml.safe_dump(CAMERA.model_dump(mode="json")))
-    command = ["calibrate", "hand-eye", str(folder), "--mount", "gripper", "--intrinsics", str(lens), "-o", str(output)]
+    command = ["calibrate", "camera", str(folder), "--mount", "gripper", "--intrinsics", str(lens), "-o", str(output)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0 and "held_out_mm" in done.output, done.output
     written = yaml.safe_load(output.read_text())

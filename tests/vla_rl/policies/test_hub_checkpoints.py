@@ -43,8 +43,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
             "revision": ["inspect", f"{REPO}@first"],
             "no revision": ["inspect", f"{REPO}@third"],
             "no model": ["inspect", "someone/nothing"],
-            "memory of the folder": ["memory", str(recipe), f"policy.path={folder / 'new'}"],
-            "memory": ["memory", str(recipe), f"policy.path={REPO}"],
+            "memory of the folder": ["plan", "--memory", str(recipe), f"policy.path={folder / 'new'}"],
+            "memory": ["plan", "--memory", str(recipe), f"policy.path={REPO}"],
         }
         with asking(hub, folder / "home"):
             found = {name: answer(command) for name, command in commands.items()}

@@ -115,7 +115,7 @@ REFUSED = [
     ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("eval", ["eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
     ("collect", ["collect.source=policy", "policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
-    ("ablate", ["train.group_size=1"], r"train\.group_size: got 1"),
+    ("sweep --controls 1", ["train.group_size=1"], r"train\.group_size: got 1"),
     ("failure fit", [], OF_ANOTHER_RUN.format(run="failure", example="tabletop_failure")),
     ("reward fit", [], OF_ANOTHER_RUN.format(run="reward", example="tabletop_reward")),
     ("hub measure", [], OF_ANOTHER_RUN.format(run="hub", example="tabletop_hub")),

@@ -1,4 +1,4 @@
-"""What `vla-rl status` says of a run, from its folder alone."""
+"""What `vla-rl report --status` says of a run, from its folder alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(folder: Path, *rows: dict[str, float]) -> str:
     write_status(run.status, "iterations", 1, 2, len(rows), 20, "finished")
     run.config.write_text("name: toy\n")
     run.metrics.write_text("".join(json.dumps({"step": n} | row) + "\n" for n, row in enumerate(rows)))
-    result = CliRunner().invoke(app, ["status", str(folder)])
+    result = CliRunner().invoke(app, ["report", "--status", str(folder)])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -55,7 +55,7 @@ def test_the_dashboard_of_the_machines_is_linked_while_the_run_goes_on(tmp_path:
     said(tmp_path, LOCAL)
     for state in ("running", "stopped"):
         write_status(run.status, "iterations", 1, 2, 1, 20, state, page)
-        text = CliRunner().invoke(app, ["status", str(tmp_path)]).output
+        text = CliRunner().invoke(app, ["report", "--status", str(tmp_path)]).output
         write_report(tmp_path)
         shown = run.report.read_text()
         assert (f"machines: {page}" in text) == (f'href="{page}"' in shown) == (state == "running")
@@ -68,7 +68,7 @@ def test_a_run_without_iterations_says_what_it_logged_last(tmp_path: Path) -> No
 
 def test_no_iteration_yet_and_no_run(tmp_path: Path) -> None:
     assert "No iteration has ended yet." in said(tmp_path)
-    result = CliRunner().invoke(app, ["status", str(tmp_path / "nowhere")])
+    result = CliRunner().invoke(app, ["report", "--status", str(tmp_path / "nowhere")])
     assert result.exit_code != 0 and "holds no run" in result.output
 
 
@@ -78,7 +78,7 @@ def test_no_iteration_yet_and_no_run(tmp_path: Path) -> None:
 def test_a_status_that_cannot_be_read_is_named_and_the_page_is_made(tmp_path: Path, text: str, what: str) -> None:
     said(tmp_path, LOCAL)
     (tmp_path / "status.json").write_text(text)
-    result = CliRunner().invoke(app, ["status", str(tmp_path)])
+    result = CliRunner().invoke(app, ["report", "--status", str(tmp_path)])
     assert result.exit_code == 2 and f"status.json: {what}" in result.output and "Delete it" in result.output
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
     assert f"status.json: {what}" in (tmp_path / "report.html").read_text()

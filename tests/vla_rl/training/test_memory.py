@@ -1,4 +1,4 @@
-"""`vla-rl memory`: fake tensors count what a real step allocates, at any size."""
+"""`vla-rl plan --memory`: fake tensors count what a real step allocates, at any size."""
 
 from collections.abc import Iterable
 from pathlib import Path

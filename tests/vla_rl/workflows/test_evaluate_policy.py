@@ -89,10 +89,10 @@ def test_ctrl_c_in_an_evaluation_says_how_it_goes_on(tmp_path: Path, monkeypatch
     )
     assert stopped.exit_code == 130, stopped.output
     (again,) = [line for line in stopped.output.splitlines() if line.startswith("  vla-rl ")]
-    assert "evaluation base: 2 of 6 episodes have ended" in run("status", str(folder))
+    assert "evaluation base: 2 of 6 episodes have ended" in run("report", "--status", str(folder))
     assert "sampled" in run(*shlex.split(again)[1:])
     assert len(json.loads((folder / "evaluations" / "base.json").read_text())["episodes"]) == 6
-    assert "evaluation base: finished" in run("status", str(folder)).splitlines()
+    assert "evaluation base: finished" in run("report", "--status", str(folder)).splitlines()
 
 
 def test_finding_an_evaluation(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ PARTS = {
         Part("act", "Acting with 7 billion parameters, 1 to 64 environments", 8.0, _WITH_ADAPTERS),
         Part("update", "An update with 7 billion parameters, micro-batches of 8 to 32", 4.0, _WITH_ADAPTERS),
         Part("flow", "Acting and updating with SmolVLA and pi0", 4.0, (*_WITH_ADAPTERS, "lerobot")),
-        Part("memory", "Memory measured, against what `vla-rl memory` predicts", 3.0, _WITH_ADAPTERS),
+        Part("memory", "Memory measured, against what `vla-rl plan --memory` predicts", 3.0, _WITH_ADAPTERS),
         Part("rendering", "EGL rendering in 1 to 16 processes beside acting", 4.0, (*_WITH_ADAPTERS, "mujoco")),
         Part("video", "Wan's transformers at their published sizes", 4.0, _WORLD_MODEL),
     )

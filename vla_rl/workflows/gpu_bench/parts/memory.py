@@ -1,4 +1,4 @@
-"""Memory that training steps really take, against what `vla-rl memory` predicts before anything is loaded."""
+"""Memory that training steps really take, against what `vla-rl plan --memory` predicts before anything is loaded."""
 
 from __future__ import annotations
 
