@@ -40,12 +40,12 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(96_093, 82_000),
+    "lines": Limit(95_992, 82_000),
     "files": Limit(588, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_054, 850),
-    "commands": Limit(45, 40),
+    "commands": Limit(40, 40),
     "two-way rooms of vla_rl": Limit(3, 4),
     "two-way rooms of sim": Limit(0, 2),
     "two-way rooms of world_model": Limit(0, 2),

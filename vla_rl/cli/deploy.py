@@ -53,7 +53,7 @@ DetectorFolder = Annotated[
     typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
 ]
 Guarded = Annotated[
-    bool, typer.Option("--guarded", help="Send commands to `vla-rl robot-guard`, which runs beside the driver.")
+    bool, typer.Option("--guarded", help="Send commands to `vla-rl robot guard`, which runs beside the driver.")
 ]
 Synchronous = Annotated[
     bool, typer.Option("--synchronous", help="Infer inside the control tick, play whole chunks: for simulators.")
@@ -86,7 +86,7 @@ def deploy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but send commands.")] = False,
     synchronous: Synchronous = False,
     guarded: Guarded = False,
-    episodes: Annotated[int, typer.Option(min=0, help="Run so many episodes on `vla-rl sim-robot`, then end.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="Run so many episodes on `vla-rl robot sim`, then end.")] = 0,
     task: Annotated[list[str] | None, typer.Option(help="Tasks of --episodes, in turn.")] = None,
     split: Annotated[Literal["train", "validation", "eval"], typer.Option(help="Split of --episodes.")] = "eval",
     start: Annotated[bool, typer.Option("--start", help="Start at once; else Enter starts.")] = False,

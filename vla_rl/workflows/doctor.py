@@ -182,7 +182,9 @@ def check_device(wanted: str = "auto", size: int = 0) -> Check:
         return Check("device", "ok", f"MPS (set `device: mps`); `auto` takes the CPU ({threads})")
     if size:
         found = f"no GPU, and the policy has {size} billion parameters: an action takes a CPU many seconds"
-        fix = "run the recipe on a machine with a GPU (docs/gpu.md); `vla-rl memory RECIPE` says how much it needs"
+        fix = (
+            "run the recipe on a machine with a GPU (docs/gpu.md); `vla-rl plan --memory RECIPE` says how much it needs"
+        )
         return Check("device", "missing", found, fix, needed=True)
     fix = f"enough for the tiny policy and the demo; {advice()} (docs/gpu.md)"
     return Check("device", "ok", f"CPU: {threads}", fix)

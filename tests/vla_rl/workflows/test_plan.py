@@ -384,7 +384,9 @@ def test_with_a_roofline_gradients_and_the_optimizer_are_not_free(recipe, no_mem
     """Fast, acting and updating are counted with a tiny network; what is trained is that of 7 billion either way."""
     for name in ("of_act", "of_update"):
         counted = getattr(roofline, name)
-        monkeypatch.setattr(roofline, name, lambda _, *more, counted=counted: counted(is_full, *more))
+        monkeypatch.setattr(
+            f"vla_rl.workflows.plan.command.{name}", lambda _, *more, counted=counted: counted(is_full, *more)
+        )
     costs = planned_costs(str(recipe), *OPENVLA_7B, "--roofline")
     assert costs["trained_bytes"] == ADAPTER_BYTES
     assert costs["optimizer"] == pytest.approx(7 * costs["trained_bytes"] / 4.3e12)
