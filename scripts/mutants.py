@@ -51,7 +51,7 @@ TABLE = {
     "vla_rl/data/dataset.py": "data",
     "vla_rl/policies/normalization.py": "normalization",
     "vla_rl/policies/openvla/action_tokens.py": "action_tokens",
-    "vla_rl/offpolicy/replay.py": "replay",
+    "vla_rl/algorithms/offpolicy/replay.py": "replay",
     "world_model/trust/measures/metrics.py": "trust_figures",
     "world_model/trust/measures/outcomes.py": "trust_figures",
     "world_model/imagination/reward.py": "reward branches",

@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(95_994, 82_000),
+    "lines": Limit(96_011, 82_000),
     "files": Limit(588, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -50,7 +50,7 @@ LIMITS = {
     "two-way rooms of sim": Limit(0, 2),
     "two-way rooms of world_model": Limit(0, 2),
     "two-way rooms of real_robot": Limit(0, 2),
-    "first floor of vla_rl": Limit(21, 18),
+    "first floor of vla_rl": Limit(18, 18),
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),

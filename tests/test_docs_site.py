@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 import yaml
 
+from vla_rl.algorithms.offpolicy.config import OfflineConfig, OnlineConfig
 from vla_rl.config import KINDS, RUNS
-from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 
 pytest.importorskip("material", reason="needs the extra docs: pip install '.[docs]'")
 

@@ -6,10 +6,10 @@ import torch
 from representatives import REPRESENTATIVES, variants
 
 from sim.dummy import DummyConfig
+from vla_rl.algorithms.offpolicy.preferences import episode_batch, log_probs
 from vla_rl.config import KINDS, build_component
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
-from vla_rl.offpolicy.preferences import episode_batch, log_probs
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy

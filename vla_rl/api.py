@@ -14,10 +14,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import validate
 from vla_rl.data.hub import pinned
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.results import Evaluation

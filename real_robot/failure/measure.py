@@ -24,8 +24,8 @@ from rich.table import Table
 from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, FailureDetector
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
+from vla_rl.evaluation.report.charts import page_template
 from vla_rl.evaluation.statistics import clustered_wilson_interval
-from vla_rl.report.charts import page_template
 
 NUM_RESAMPLES = 2000
 RESULT_FILE, PAGE_FILE = "failure.json", "failure.html"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from real_robot.serving.requests import PolicyFacts
 from real_robot.serving.server import PolicyServer, ServeConfig, policy_facts, serve_until_stopped
-from vla_rl.distributed.process_group import resolve_device
+from vla_rl.algorithms.offpolicy.published import Followed, Published, newest
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.published import Followed, Published, newest
 
 LOOK_EVERY = 1.0  # seconds
 IDLE = 1.0  # seconds without a request, after which another policy may act: most often no episode is under way

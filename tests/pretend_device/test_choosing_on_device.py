@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pretend_device import pretending
+from vla_rl.algorithms.offpolicy.edits import EditPolicy
+from vla_rl.algorithms.offpolicy.networks import CriticNetworks
+from vla_rl.algorithms.offpolicy.noise import NoiseActor, NoiseSteeredPolicy, SteeredPolicy
+from vla_rl.algorithms.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.common.row_noise import RowGenerator
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.edits import EditPolicy
-from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.noise import NoiseActor, NoiseSteeredPolicy, SteeredPolicy
-from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation
 from vla_rl.workflows.gpu_bench.policy_matrix import SPEC, build
 

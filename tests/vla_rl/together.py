@@ -24,10 +24,10 @@ from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.distributed.fsdp import local, whole
-from vla_rl.distributed.launched import launched_group
-from vla_rl.distributed.process_group import ProcessGroup
-from vla_rl.distributed.weights import trained_weights
+from vla_rl.common.distributed.fsdp import local, whole
+from vla_rl.common.distributed.launched import launched_group
+from vla_rl.common.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.weights import trained_weights
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.config import LeRobotConfig

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import Config
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import Policy
 from vla_rl.types import Episode
 

@@ -21,7 +21,7 @@ from vla_rl.algorithms.batch import (
     shuffle_advantages,
 )
 from vla_rl.algorithms.options import AlgoOptions, LearnerOptions
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.types import Episode
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:

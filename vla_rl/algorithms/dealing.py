@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from vla_rl.algorithms.batch import Batch, Pool
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 

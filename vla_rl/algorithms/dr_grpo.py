@@ -31,8 +31,8 @@ from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rows_by_gr
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import ExtraLoss, Learner
 from vla_rl.algorithms.losses import Metrics, policy_loss, surrogate_loss, tensor
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import component
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import ActionChunk, Episode

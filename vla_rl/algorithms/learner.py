@@ -22,9 +22,9 @@ from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.options import AlgoOptions, Control
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
+from vla_rl.common.distributed.fsdp import like, swap_weights
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.fsdp import like, swap_weights
-from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.success import usable_episodes
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer

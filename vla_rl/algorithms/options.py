@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.algorithms.batch import Batch, Evaluate
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.training.config import OptimConfig, OptimizedConfig
 from vla_rl.types import Episode

@@ -20,8 +20,8 @@ from vla_rl.algorithms.batch import (
     rollout_log_prob,
     shuffle_advantages,
 )
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.types import ActionChunk, Episode
 

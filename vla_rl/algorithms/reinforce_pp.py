@@ -12,7 +12,7 @@ from pydantic import Field
 
 from vla_rl.algorithms.base import AlgoConfig, episode_batch
 from vla_rl.algorithms.batch import Batch, Evaluate, shuffle_advantages, valid_actions
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.types import Episode
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch, Evaluate, log_prob_gap, rollout_log_prob
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.rollout.success import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 

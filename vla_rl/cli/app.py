@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 
 from vla_rl import __version__
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from vla_rl.common.distributed.process_group import check_command
 from vla_rl.common.errors import ConfigError, check_packages
-from vla_rl.distributed.process_group import check_command
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")

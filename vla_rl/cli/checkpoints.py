@@ -15,10 +15,10 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
 from vla_rl.evaluation.foreign import file_of
+from vla_rl.evaluation.report.report import write_evaluation_report, write_report
+from vla_rl.evaluation.report.status import status_lines
 from vla_rl.policies.base import describing_folder
 from vla_rl.policies.inspect import describe
-from vla_rl.report.report import write_evaluation_report, write_report
-from vla_rl.report.status import status_lines
 from vla_rl.workflows.push import push as run_push
 
 app = typer.Typer()
@@ -66,7 +66,7 @@ def merge(
     check_writable(output)
     import torch
 
-    from vla_rl.distributed.process_group import check_device
+    from vla_rl.common.distributed.process_group import check_device
     from vla_rl.policies.base import resolve_path
     from vla_rl.policies.openvla.merge import merge as run_merge
 

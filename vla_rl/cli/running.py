@@ -10,10 +10,10 @@ from pathlib import Path
 import typer
 
 from vla_rl.cli.options import say, stopped
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, num_launched
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.data.hub import pinned
-from vla_rl.distributed.process_group import ALONE, ProcessGroup, num_launched
 from vla_rl.recipe.checks import ANY, Command, Run, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.jobs import Cluster
@@ -69,7 +69,7 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     """
     if num_launched() == 1:
         return nullcontext(ALONE)
-    from vla_rl.distributed.launched import launched_group
+    from vla_rl.common.distributed.launched import launched_group
 
     return launched_group(recipe)
 

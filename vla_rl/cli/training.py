@@ -6,7 +6,7 @@ import typer
 
 from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume
 from vla_rl.cli.running import load_run, run, start
-from vla_rl.distributed.process_group import check_command
+from vla_rl.common.distributed.process_group import check_command
 from vla_rl.recipe.checks import ANY
 from vla_rl.workflows import training_by
 

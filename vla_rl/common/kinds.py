@@ -32,8 +32,8 @@ KINDS: dict[str, dict[str, str]] = {
     "policy": {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
-        "value_guided": "vla_rl.offpolicy.value_guided_config:ValueGuidedConfig",
-        "advantage_conditioned": "vla_rl.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
+        "value_guided": "vla_rl.algorithms.offpolicy.value_guided_config:ValueGuidedConfig",
+        "advantage_conditioned": "vla_rl.algorithms.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",

@@ -23,10 +23,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.common.progress import Progress, Stopwatch, silent_progress
 from vla_rl.common.run_folder import versions
 from vla_rl.config import Config, ConfigError, TaskNames, component
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.journal import EpisodeJournal, journals
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.video import write_episode_video

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config, ConfigError
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.pooled import PooledEvidence, PooledTest, power_text
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential

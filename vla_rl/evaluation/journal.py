@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 from pydantic import ValidationError
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, EvaluationError
 from vla_rl.types import EpisodeSpec
 

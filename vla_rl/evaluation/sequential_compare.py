@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config, TaskNames
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.sequential import PairedSequentialTest

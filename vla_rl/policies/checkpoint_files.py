@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.distributed import parts
-from vla_rl.distributed.tensor_files import write_tensors
+from vla_rl.common.distributed import parts
+from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import CONFIG_FILE
 
 WEIGHTS_FILE = "model.safetensors"

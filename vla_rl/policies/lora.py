@@ -17,8 +17,8 @@ from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.config import ConfigError
-from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.openvla.options import LoraOptions
 
 ADAPTER_FILE = "adapter_model.safetensors"

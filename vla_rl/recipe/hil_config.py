@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from vla_rl.algorithms.offpolicy.config import ChooseBy, ReplayLearningConfig
 from vla_rl.config import Config
-from vla_rl.offpolicy.config import ChooseBy, ReplayLearningConfig
 from vla_rl.recipe.rac_config import ScriptedPersonConfig
 
 

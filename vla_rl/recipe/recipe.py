@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
+from vla_rl.common.distributed.config import DistributedConfig
+from vla_rl.common.distributed.process_group import check_device_name, resolve_device
 from vla_rl.config import (
     RUNS,
     Config,
@@ -24,8 +26,6 @@ from vla_rl.config import (
     recipe_class,
     validate,
 )
-from vla_rl.distributed.config import DistributedConfig
-from vla_rl.distributed.process_group import check_device_name, resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.base import PolicyConfig

@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny
 
 from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.offpolicy.config import OfflineConfig, OnlineConfig
 from vla_rl.config import Config, component
 from vla_rl.data.config import AugmentConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
-from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 from vla_rl.recipe.hil_config import HilConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig

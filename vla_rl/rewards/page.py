@@ -12,7 +12,7 @@ from matplotlib import figure as mpl
 from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.report.charts import page_template
+from vla_rl.evaluation.report.charts import page_template
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
 from vla_rl.rewards.model import LearnedReward

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import SerializeAsAny
 
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, component
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import EnvConfig, HalvedEnv, Policy, VecEnv
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.rollout.runner import EpisodeRunner, collect

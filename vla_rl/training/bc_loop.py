@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.common.distributed.process_group import current
+from vla_rl.common.distributed.weights import CheckpointError, load_weights, trained_weights
 from vla_rl.common.progress import step_progress
 from vla_rl.common.run_folder import flat, is_free
 from vla_rl.data.dataset import BCDataset
 from vla_rl.data.statistics import compute_statistics, unlike
-from vla_rl.distributed.process_group import current
-from vla_rl.distributed.weights import CheckpointError, load_weights, trained_weights
 from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
 from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.training.config import SFTConfig

@@ -21,10 +21,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from vla_rl.common.distributed.fsdp import swap_weights
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, current
 from vla_rl.data.augment import augment, cropped_at_random
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, EpisodeDataset, open_dataset
-from vla_rl.distributed.fsdp import swap_weights
-from vla_rl.distributed.process_group import ALONE, ProcessGroup, current
 from vla_rl.interfaces import Policy
 from vla_rl.training.config import SFTConfig
 from vla_rl.training.optimizers import read_scalars

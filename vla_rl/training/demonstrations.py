@@ -10,8 +10,8 @@ import torch
 
 from vla_rl.algorithms.batch import Batch
 from vla_rl.algorithms.learner import Learner
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.data.dataset import BCBatch
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.interfaces import Policy
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.config import SFTConfig

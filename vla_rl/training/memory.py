@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vla_rl.common.distributed.fsdp import units
+from vla_rl.common.distributed.process_group import parse_device
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
-from vla_rl.distributed.fsdp import units
-from vla_rl.distributed.process_group import parse_device
 from vla_rl.policies import lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder, read_json
 from vla_rl.policies.normalization import NormStats

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vla_rl.common.distributed.fsdp import is_sharded
 from vla_rl.config import ConfigError
-from vla_rl.distributed.fsdp import is_sharded
 
 if TYPE_CHECKING:
     from vla_rl.training.config import OptimConfig, OptimizerName

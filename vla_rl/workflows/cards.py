@@ -13,10 +13,10 @@ from vla_rl.common.hub import parse_name
 from vla_rl.data.health import check_datasets
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
+from vla_rl.evaluation.report.read import Run, control_of, made_by, read_run
+from vla_rl.evaluation.report.report import warnings_of
 from vla_rl.evaluation.results import SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
-from vla_rl.report.read import Run, control_of, made_by, read_run
-from vla_rl.report.report import warnings_of
 from vla_rl.workflows.ablate import Ablation
 
 TAGS = ["robotics", "vision-language-action", "vla-rl"]

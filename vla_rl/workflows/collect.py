@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vla_rl.common.distributed.process_group import current
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import current
 from vla_rl.recipe.checks import SFT, Run, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.rollout.recording_plan import CollectConfig

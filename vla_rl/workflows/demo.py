@@ -9,8 +9,8 @@ from pathlib import Path
 
 import rich
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.checks import FIT, LOOP, PLAN, check

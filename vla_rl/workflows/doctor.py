@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.checks import Check
+from vla_rl.common.distributed import process_group
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
-from vla_rl.distributed import process_group
 from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0

@@ -10,20 +10,20 @@ from pathlib import Path
 from rich.console import Console
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.distributed.process_group import current, resolve_device
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.foreign import file_of
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.evaluation.verdict import Verdict
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.report.report import write_report
 from vla_rl.training.metrics import WandbRun
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path

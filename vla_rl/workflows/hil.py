@@ -20,14 +20,20 @@ from typing import Any
 import numpy as np
 
 from real_robot.operator.recording_folder import finish
+from vla_rl.algorithms.offpolicy.published import PublishedError, newest, publish
+from vla_rl.algorithms.offpolicy.recorded import (
+    RecordedFrames,
+    new_episodes,
+    num_recorded,
+    recorded_transitions,
+    recordings_in,
+)
+from vla_rl.algorithms.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.offpolicy.published import PublishedError, newest, publish
-from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recorded_transitions, recordings_in
-from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.recipe.checks import HIL, Run, check
 from vla_rl.recipe.runs import HilRecipe
-from vla_rl.report.report import write_report
 from vla_rl.rewards.base import judge_episodes, judged_steps
 from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import Observation

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, run_interventions
+from vla_rl.algorithms.offpolicy.published import Followed
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.offpolicy.published import Followed
 from vla_rl.recipe.checks import HIL, check
 from vla_rl.recipe.hil_config import PracticeConfig
 from vla_rl.recipe.recipe import load_recipe

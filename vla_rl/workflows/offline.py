@@ -9,19 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.common.run_folder import RunFolder
-from vla_rl.data.dataset import BCDataset
-from vla_rl.data.dataset_check import check_datasets
-from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.advantage_conditioned import condition, unconditioned
-from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
-from vla_rl.offpolicy.advantage_words import check_words_are_read
-from vla_rl.offpolicy.config import OfflineConfig
-from vla_rl.offpolicy.critic import fit_critic
-from vla_rl.offpolicy.examples import Examples, WeightedDataset, advantage_weights, best_of_n, worded
-from vla_rl.offpolicy.features import FeatureCache
-from vla_rl.offpolicy.preferences import (
+from vla_rl.algorithms.offpolicy.advantage_conditioned import condition, unconditioned
+from vla_rl.algorithms.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
+from vla_rl.algorithms.offpolicy.advantage_words import check_words_are_read
+from vla_rl.algorithms.offpolicy.config import OfflineConfig
+from vla_rl.algorithms.offpolicy.critic import fit_critic
+from vla_rl.algorithms.offpolicy.examples import Examples, WeightedDataset, advantage_weights, best_of_n, worded
+from vla_rl.algorithms.offpolicy.features import FeatureCache
+from vla_rl.algorithms.offpolicy.preferences import (
     PreferenceDataset,
     Preferences,
     PreferenceTrainer,
@@ -30,11 +25,16 @@ from vla_rl.offpolicy.preferences import (
     read_pairs,
     reference_log_probs,
 )
-from vla_rl.offpolicy.transitions import logged_transitions
+from vla_rl.algorithms.offpolicy.transitions import logged_transitions
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.dataset import BCDataset
+from vla_rl.data.dataset_check import check_datasets
+from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.evaluation.report.report import write_report
+from vla_rl.interfaces import Policy
 from vla_rl.recipe.checks import OFFLINE, Run, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import OfflineRecipe
-from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import evaluation_mode
 from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from vla_rl.algorithms.offpolicy.critic import fit_critic
+from vla_rl.algorithms.offpolicy.features import FeatureCache
+from vla_rl.algorithms.offpolicy.iterated import own_chunks, update
+from vla_rl.algorithms.offpolicy.transitions import logged_transitions
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.distributed.weights import load_weights, trained_weights
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.data.dataset import BCDataset
-from vla_rl.distributed.weights import load_weights, trained_weights
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.critic import fit_critic
-from vla_rl.offpolicy.features import FeatureCache
-from vla_rl.offpolicy.iterated import own_chunks, update
-from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.rollout.runner import evaluation_mode
 from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint

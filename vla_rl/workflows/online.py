@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.algorithms.offpolicy.transitions import Transitions, episode_transitions
+from vla_rl.algorithms.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.offpolicy.transitions import Transitions, episode_transitions
-from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import ONLINE, Run, check
 from vla_rl.recipe.runs import OnlineRecipe
-from vla_rl.report.report import write_report
 from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger

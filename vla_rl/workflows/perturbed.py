@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vla_rl.common.distributed.process_group import current
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import EvalConfig, policy_hash
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.robustness import Robustness
 from vla_rl.interfaces import EnvConfig
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.report.report import write_report
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.recipe_parts import build_policy, policy_path
 

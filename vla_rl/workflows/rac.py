@@ -20,12 +20,12 @@ from real_robot.operator.recorder import Recording
 from real_robot.operator.recording_folder import discard
 from real_robot.operator.sim_interventions import run_interventions
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.data.masks import frames_in
 from vla_rl.data.source import LeRobotSource
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation

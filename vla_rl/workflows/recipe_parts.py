@@ -9,9 +9,9 @@ from typing import cast
 
 import torch
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, read_yaml
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path

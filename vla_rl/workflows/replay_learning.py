@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.algorithms.offpolicy.config import OnlineConfig, ReplayLearningConfig
+from vla_rl.algorithms.offpolicy.critic import new_networks
+from vla_rl.algorithms.offpolicy.features import NO_DRAWS, Draws
+from vla_rl.algorithms.offpolicy.learner import OffPolicyLearner
+from vla_rl.algorithms.offpolicy.networks import CriticNetworks
+from vla_rl.algorithms.offpolicy.noise import SteeredPolicy, noise_shape
+from vla_rl.algorithms.offpolicy.replay import Replay
+from vla_rl.algorithms.offpolicy.transitions import Transitions, logged_transitions
+from vla_rl.algorithms.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.data.dataset import BCDataset
 from vla_rl.evaluation.signal import auc
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.config import OnlineConfig, ReplayLearningConfig
-from vla_rl.offpolicy.critic import new_networks
-from vla_rl.offpolicy.features import NO_DRAWS, Draws
-from vla_rl.offpolicy.learner import OffPolicyLearner
-from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.noise import SteeredPolicy, noise_shape
-from vla_rl.offpolicy.replay import Replay
-from vla_rl.offpolicy.transitions import Transitions, logged_transitions
-from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.recipe.checks import demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.rollout.runner import derived_seed, evaluation_mode

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset_check import check_datasets
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.checks import REWARD, Run
 from vla_rl.recipe.runs import RewardRecipe
 from vla_rl.rewards.fit import data_needs, fit_reward

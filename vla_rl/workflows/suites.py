@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from vla_rl.common.distributed.process_group import current
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import current
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.report.report import write_report
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.perturbed import finished
 from vla_rl.workflows.recipe_parts import policy_path

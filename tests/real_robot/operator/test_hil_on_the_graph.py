@@ -24,10 +24,10 @@ from safetensors.numpy import load_file
 
 from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import free_port
-from vla_rl.offpolicy.published import POINTER, PublishedError, newest
-from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recordings_in
-from vla_rl.offpolicy.replay import DECISIONS_FILE, FACTS_FILE
-from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.algorithms.offpolicy.published import POINTER, PublishedError, newest
+from vla_rl.algorithms.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recordings_in
+from vla_rl.algorithms.offpolicy.replay import DECISIONS_FILE, FACTS_FILE
+from vla_rl.algorithms.offpolicy.transitions import Transitions
 
 pytestmark = [
     pytest.mark.live,

@@ -19,7 +19,7 @@ from real_robot.serving.engine import Answer, InferenceEngine
 from real_robot.serving.hot_swap import HotSwap
 from real_robot.serving.requests import PolicyFacts, Request
 from real_robot.serving.server import ServeConfig
-from vla_rl.offpolicy.published import publish
+from vla_rl.algorithms.offpolicy.published import publish
 from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 

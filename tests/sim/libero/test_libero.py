@@ -21,9 +21,9 @@ from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError, build_component
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.recipe.recipe import read_recipe
-from vla_rl.report.report import write_report
 from vla_rl.types import EnvSpec
 
 pytestmark = needs_library

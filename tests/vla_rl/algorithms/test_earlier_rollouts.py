@@ -12,9 +12,9 @@ from tiny_run import make_recipe, metrics, save_small_policy, small_recipe
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.stale import EarlierRollouts
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.training.config import TrainConfig
 from vla_rl.training.train import train
 from vla_rl.types import Episode

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from vla_rl.common.cuda_graphs import MOST, ReplayedPass
+from vla_rl.common.distributed.fsdp import shard
 from vla_rl.config import ConfigError, build_component
-from vla_rl.distributed.fsdp import shard
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy

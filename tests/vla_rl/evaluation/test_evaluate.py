@@ -11,9 +11,9 @@ import torch
 from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
+from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
-from vla_rl.distributed.process_group import ALONE
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import (
     EvalConfig,

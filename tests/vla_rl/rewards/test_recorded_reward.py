@@ -11,8 +11,8 @@ import pytest
 from tiny_run import make_recipe, save_policy
 
 from real_robot.operator.recorder import Recording
+from vla_rl.algorithms.offpolicy.replay import FACTS_FILE
 from vla_rl.data.lerobot_io import RecordedEpisode, encode_png
-from vla_rl.offpolicy.replay import FACTS_FILE
 from vla_rl.workflows.hil import run_hil
 
 STEPS = 6

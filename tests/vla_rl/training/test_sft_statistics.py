@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_sft import ENV, Log, demos, make_policy, options  # noqa: F401  (fixtures)
 
-from vla_rl.distributed.weights import CheckpointError
+from vla_rl.common.distributed.weights import CheckpointError
 from vla_rl.policies.fake_input import fake_observation
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy

@@ -318,7 +318,7 @@ def test_nan_stops_the_run_and_the_last_good_policy_is_kept(policy, tmp_path, mo
 
 
 def test_disk_full_while_saving_leaves_the_earlier_checkpoint_whole(policy, tmp_path, monkeypatch):
-    from vla_rl.distributed.tensor_files import write_tensors
+    from vla_rl.common.distributed.tensor_files import write_tensors
 
     def save_until_full(path, *tensors, **options):
         if "step_00000002" in str(path):

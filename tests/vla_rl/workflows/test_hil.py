@@ -21,13 +21,13 @@ from typer.testing import CliRunner, Result
 
 from real_robot.operator.recording_folder import RecordingError, RecordingLock
 from real_robot.operator.sim_interventions import OperatorOptions
+from vla_rl.algorithms.offpolicy.published import newest
+from vla_rl.algorithms.offpolicy.replay import FACTS_FILE, Replay
 from vla_rl.cli.app import app
 from vla_rl.common.child_process import start_child
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import list_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
-from vla_rl.offpolicy.published import newest
-from vla_rl.offpolicy.replay import FACTS_FILE, Replay
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import hil, hil_actor
 from vla_rl.workflows.hil import run_hil

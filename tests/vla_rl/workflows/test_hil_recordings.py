@@ -11,9 +11,9 @@ from recorded_episodes import episode
 from tiny_run import make_recipe, metrics, save_policy
 
 from real_robot.operator.recorder import Recording
+from vla_rl.algorithms.offpolicy.published import newest
+from vla_rl.algorithms.offpolicy.replay import FACTS_FILE
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.offpolicy.published import newest
-from vla_rl.offpolicy.replay import FACTS_FILE
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows import hil
 from vla_rl.workflows.hil import run_hil

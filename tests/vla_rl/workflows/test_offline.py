@@ -18,16 +18,16 @@ from reach_policy import ReachPolicy, log_episodes
 from tiny_run import save_policy, tiny_values
 
 from sim.dummy import DummyConfig
+from vla_rl.algorithms.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
+from vla_rl.algorithms.offpolicy.config import OfflineConfig
+from vla_rl.algorithms.offpolicy.examples import Examples, WeightedDataset
+from vla_rl.algorithms.offpolicy.features import NO_DRAWS, FeatureCache
+from vla_rl.algorithms.offpolicy.transitions import Transitions, choose, draw, logged_transitions
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
-from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
-from vla_rl.offpolicy.config import OfflineConfig
-from vla_rl.offpolicy.examples import Examples, WeightedDataset
-from vla_rl.offpolicy.features import NO_DRAWS, FeatureCache
-from vla_rl.offpolicy.transitions import Transitions, choose, draw, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import latest_checkpoint

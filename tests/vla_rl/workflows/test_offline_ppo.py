@@ -14,13 +14,13 @@ from tiny_run import metrics, save_policy, tiny_values
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.offpolicy.config import OfflineConfig
+from vla_rl.algorithms.offpolicy.iterated import own_chunks, update
+from vla_rl.algorithms.offpolicy.transitions import logged_transitions
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
-from vla_rl.offpolicy.config import OfflineConfig
-from vla_rl.offpolicy.iterated import own_chunks, update
-from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import list_checkpoints

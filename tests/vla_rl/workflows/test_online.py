@@ -17,15 +17,15 @@ from safetensors.numpy import load_file
 from tiny_run import metrics, save_policy, tiny_values
 
 from sim.dummy import DummyConfig
+from vla_rl.algorithms.offpolicy.config import OnlineCriticConfig
+from vla_rl.algorithms.offpolicy.features import FILE
+from vla_rl.algorithms.offpolicy.learner import OffPolicyLearner
+from vla_rl.algorithms.offpolicy.noise import SteeredPolicy
+from vla_rl.algorithms.offpolicy.replay import ReplayBatch
+from vla_rl.algorithms.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
-from vla_rl.offpolicy.config import OnlineCriticConfig
-from vla_rl.offpolicy.features import FILE
-from vla_rl.offpolicy.learner import OffPolicyLearner
-from vla_rl.offpolicy.noise import SteeredPolicy
-from vla_rl.offpolicy.replay import ReplayBatch
-from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig

@@ -16,12 +16,12 @@ from tiny_run import metrics
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, OperatorOptions, run_interventions
 from sim.tabletop import TabletopConfig
+from vla_rl.algorithms.offpolicy.recorded import new_episodes
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.recorded import new_episodes
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.practice import Practice
 from vla_rl.rollout.runner import RunningEpisode

@@ -12,7 +12,7 @@ import pytest
 import torch
 from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.interfaces import ImaginedEnv, Policy
 from vla_rl.rollout.runner import collect

@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from vla_rl.common.distributed import parts
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
-from vla_rl.distributed import parts
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora

@@ -11,8 +11,8 @@ from typing import Any
 from lerobot.processor import ActionTokenizerProcessorStep, TokenizerProcessorStep
 from torch import Tensor, nn
 
-from vla_rl.distributed.fsdp import local
-from vla_rl.distributed.tensor_files import write_tensors
+from vla_rl.common.distributed.fsdp import local
+from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.rollout.source import RolloutConfig, RolloutPlan
 
 LEAST_STORE_MB = 75

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.hosted import HostedEnvConfig

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_rl.common.distributed.weights import trained_weights
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.weights import trained_weights
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.rollout.actors.cluster import (

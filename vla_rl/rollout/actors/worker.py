@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import validate
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.cluster import Setting, where_here
 from vla_rl.rollout.actors.config import RayOptions

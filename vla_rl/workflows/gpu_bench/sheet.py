@@ -146,7 +146,7 @@ PAGE_FILE = "report.html"
 
 def write_page(results: Results) -> Path:
     """Write report.html beside the results, and return its path."""
-    from vla_rl.report.charts import page_template
+    from vla_rl.evaluation.report.charts import page_template
 
     template = page_template(__package__ or "", "page_template.html")
     parts = [(PARTS[name], record) for name, record in results.parts.items() if name in PARTS]

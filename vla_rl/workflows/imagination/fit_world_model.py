@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import rich
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.checks import FIT, Run
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.training.metrics import MetricLogger

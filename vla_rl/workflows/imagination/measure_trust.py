@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich
 
-from vla_rl.distributed.process_group import resolve_device
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.imagination.real_and_imagined import success_in_both
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from vla_rl.distributed.process_group import resolve_device
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.results import EpisodeRecord
 from vla_rl.policies.load import load_policy

@@ -18,12 +18,12 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.checks import LOOP, Run
 from vla_rl.recipe.runs import LoopRecipe
-from vla_rl.report.report import write_report
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError

@@ -13,9 +13,9 @@ from vla_rl.common.child_process import end_child
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import dump_yaml
 from vla_rl.evaluation.gate import GateConfig
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe, TrainRecipe
-from vla_rl.report.report import write_report
 from vla_rl.training.run import run_steps
 from vla_rl.training.train import train
 from vla_rl.workflows.ablate import summarize

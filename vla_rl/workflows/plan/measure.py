@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.rollout.runner import collect, evaluation_mode

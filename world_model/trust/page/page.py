@@ -13,9 +13,9 @@ from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.report.charts import page_template
 from vla_rl.evaluation.video import decorate, tile, write_mp4
 from vla_rl.interfaces import TrustClip
-from vla_rl.report.charts import page_template
 from world_model.trust.config import Requirement
 from world_model.trust.figures import (
     ACTIONS,

@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import nn
 
+from vla_rl.common.distributed import parts
+from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
-from vla_rl.distributed import parts
-from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies import checkpoint_files, lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, read_policy_config
 from vla_rl.policies.normalization import STATISTICS_FILE, NormStats

@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vla_rl.distributed import parts
-from vla_rl.distributed.fsdp import whole
-from vla_rl.distributed.tensor_files import write_tensors
+from vla_rl.common.distributed import parts
+from vla_rl.common.distributed.fsdp import whole
+from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import OWN_FILE
 from vla_rl.policies.checkpoint_files import some
 from vla_rl.policies.openvla.files.layout import PublishedFolder, tensor_shapes
