@@ -21,6 +21,7 @@ import numpy as np
 
 from real_robot.contract.safety import SafetyConfig
 from real_robot.control.jerk import TOLERANCE, Bounds, Motion1D
+from real_robot.control.motion import UNKNOWN_DELAY
 from real_robot.types import RobotObservation
 
 
@@ -66,8 +67,13 @@ class Limiter:
             self._high[rows] = np.minimum(self._high[rows], box.high)
         self._step = _optional([d.max_step for d in dims])
         self._speed = np.minimum(_optional([d.max_velocity for d in dims]), self._step / self.tick)
-        self._acceleration = _optional([d.max_acceleration for d in dims])
-        self._stop_acceleration = _optional([d.stop_acceleration or d.max_acceleration for d in dims])
+        # Of a velocity, a step at a tick bounds its acceleration, and so the way that it needs to brake.
+        most = np.where(self._is_velocity, self._step / self.tick, np.inf)
+        fastest = _optional([d.max_acceleration for d in dims])
+        self._acceleration = np.minimum(fastest, most)
+        self._change = ["step" if by_step else "acceleration" for by_step in np.isfinite(most) & (most <= fastest)]
+        stops = _optional([d.stop_acceleration or d.max_acceleration for d in dims])
+        self._stop_acceleration = np.minimum(stops, most)
         self._jerk = _optional([d.max_jerk for d in dims])
         self._stop_jerk = _optional([d.stop_jerk or d.max_jerk for d in dims])
         self._is_smooth = self._is_velocity & np.isfinite(self._jerk)  # velocities with a limit of their jerk
@@ -135,7 +141,8 @@ class Limiter:
         """
         speed = np.where(self._is_velocity, self.values, self._moving)
         rising = np.where(self._is_smooth, self._moving, 0.0)  # it goes on to change until its jerk has let it go
-        speed = speed + np.where(speed * rising > 0, rising * np.abs(rising) / (2 * self._stop_jerk), 0.0)
+        settled = speed + rising * np.abs(rising) / (2 * self._stop_jerk)  # one that stands may be about to move
+        speed = np.where(np.abs(settled) > np.abs(speed), settled, speed)
         way = speed * np.abs(speed) / (2 * self._stop_acceleration)
         after = np.full(len(way), self.tick)  # seconds in which it goes on before it brakes fully
         full = self._stop_acceleration[self._is_smooth] + np.abs(rising[self._is_smooth])
@@ -232,7 +239,7 @@ class Limiter:
         change = np.minimum(acceleration * dt, self._step)
         velocities = np.clip(asked, self.values - change, self.values + change)
         short = np.flatnonzero(self._is_velocity & ~self._is_smooth & (velocities != asked))
-        names = {"step" if self._step[i] <= acceleration[i] * dt else "acceleration" for i in short}
+        names = {self._change[i] for i in short}
         if self._is_smooth.any():
             smooth, more = self._change_smoothly(asked, dt, brakes, room)
             velocities, names = np.where(self._is_smooth, smooth, velocities), names | more
@@ -259,7 +266,7 @@ class Limiter:
         is_there = np.abs(goal - there) <= slack
         self._moving = np.where(self._is_smooth, after, self._moving)
         short = self._is_smooth & ~is_there
-        names = {"acceleration" if abs(after[i]) >= most[i] * 0.999 else "jerk" for i in np.flatnonzero(short)}
+        names = {self._change[i] if abs(after[i]) >= most[i] * 0.999 else "jerk" for i in np.flatnonzero(short)}
         if (self._is_smooth & unfit).any() and not brakes:
             names.add("braking")
         return np.where(is_there, goal, there), names
@@ -303,7 +310,9 @@ class WorkspaceGuard:
 
     def __init__(self, config: SafetyConfig) -> None:
         self._box, self._dimensions, self._tick = config.workspace, config.dimensions, 1.0 / config.control_hz
-        self._ways: deque[tuple[float, np.ndarray]] = deque(maxlen=256)  # (time, way in the tick after)
+        longest = config.observation_timeout + config.checks.following_lag + UNKNOWN_DELAY  # that room() looks back
+        size = max(256, math.ceil(longest / self._tick))
+        self._ways: deque[tuple[float, np.ndarray]] = deque(maxlen=size)  # (time, way in the tick after)
 
     @property
     def state_size(self) -> int:

@@ -243,7 +243,7 @@ def test_stop_and_reset_work_from_every_state(
     rest = [x if d.kind == "position" else 0.0 for x, d in zip([*moved, 0.05], world.config.dimensions, strict=True)]
     modes = [world.run(TICK, (rest, "policy", 0.0), "fresh", "press").mode for _ in range(3)]
     assert modes[-1] == "running", world.supervisor.state.reason
-    towards = -np.sign(np.array(moved) - 0.08)  # the middle, about
+    towards = np.where(np.array(moved) > 0.08, -1.0, 1.0)  # the middle, about
     goal = [*(rest[:3] + 0.05 * towards), rest[3]]
     for _ in range(10):
         assert world.run(TICK, (goal, "policy", 0.0), "fresh", "press").mode == "running"
