@@ -422,7 +422,6 @@ class FailureDetectionConfig(Config):
     kind: str
 
 
-@runtime_checkable
 class PlanningPolicy(Policy, WatchingPolicy, Protocol):
     """A policy that plans at test time, around another one."""
 

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
@@ -273,7 +273,7 @@ class _EvaluationRun:
             official_states=config.split == "eval" and bool(spec.num_eval_states),
             official=_official(spec, config),
             versions=versions(),
-            latency=self.policy.latency() if isinstance(self.policy, PlanningPolicy) else {},
+            latency={} if config.plan is None else cast(PlanningPolicy, self.policy).latency(),
         )
         evaluation = Evaluation(meta=meta, episodes=episodes)
         self.on_result(evaluation)

@@ -15,7 +15,7 @@ from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.interfaces import ImaginedEnv, Policy
-from vla_rl.rollout.runner import collect
+from vla_rl.rollout.runner import collect, run_episodes
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
 from world_model.env.env import WorldModelEnv
 
@@ -256,19 +256,20 @@ class Pusher(torch.nn.Module, Policy):
         return ActionChunk(push(0.1, obs.batch_size, 8))
 
 
-def test_an_evaluation_by_several_processes_counts_and_draws_as_by_one() -> None:
+def test_an_evaluation_by_several_processes_counts_and_draws_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EvalConfig(split="train", episodes_per_task=3, samples_per_state=4, temperatures=(1.0,))
     found, states = [], []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        episodes, num_retried = run_episodes(*args, **options)
+        ends.extend((e.spec.index, float(e.final_obs.state[0, 0])) for e in episodes)
+        return episodes, num_retried
+
+    monkeypatch.setattr("vla_rl.evaluation.evaluate.run_episodes", noted)
     for world in (ALONE, OneOfTwo(0, 2), OneOfTwo(1, 2)):
         env, ends = toy_env(3, noise=0.4), list[tuple[int, float]]()
         for _ in range(2):
-            evaluate(
-                cast(Any, Pusher()),
-                env,
-                config,
-                on_episode=lambda e, ends=ends: ends.append((e.spec.index, float(e.final_obs.state[0, 0]))),
-                world=world,
-            )
+            evaluate(cast(Any, Pusher()), env, config, world=world)
         found.append(ends)
         states.append(env.state())
     assert len(set(found[0])) == len(found[0]), "noise differs"

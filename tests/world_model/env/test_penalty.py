@@ -157,7 +157,7 @@ def test_what_is_usual_is_of_frames_that_the_environment_would_imagine() -> None
 def test_trust_says_whether_disagreement_is_where_verdicts_are_wrong() -> None:
     real, imagined = np.array([[True], [False], [True], [False]]), np.array([[True], [True], [False], [False]])
     spread = np.array([0.1, 0.5, 0.4, 0.2])
-    done = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None, spread)
+    done = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None, None, spread)
     found = _signal_figures(done, np.arange(4), {})
     assert found["disagreement"].value == pytest.approx(0.3) and found["disagreement_auc"].value == 1
     rare = replace(done, imagined=np.array([[True], [True], [True], [False]]))
