@@ -142,7 +142,7 @@ def episode_progress(
                 modes.add(mode)
                 outcomes.clear()
             outcomes.extend([episode.success] * (not episode.lost))
-            share = f"{100 * fmean(outcomes):.0f} % of {len(outcomes)} succeeded" if outcomes else ""
+            share = f"{100 * fmean(outcomes):.0f} % of {len(outcomes)}" if outcomes else ""
             bar.show(done, "/s", f"{mode}: {share}" if mode and share else share)
 
         yield on_episode

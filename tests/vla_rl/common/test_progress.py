@@ -22,7 +22,7 @@ def test_a_file_gets_one_line(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) <= 2
     text = " ".join(lines)
-    assert "rollout" in text and "300/300" in text and "1 % of 299 succeeded" in text and re.search(r"\d/s", text)
+    assert "rollout" in text and "300/300" in text and "1 % of 299" in text and re.search(r"\d/s", text)
 
 
 def test_a_passing_bar_leaves_nothing_and_no_bar_is_no_bar(capsys):
