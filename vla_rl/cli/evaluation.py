@@ -48,6 +48,9 @@ def collect(
     typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
     for task, rate in summary["success_rate"].items():
         typer.echo(f"  {task}: {100 * rate:.0f} % success")
+    sft = getattr(loaded, "sft", None)
+    if sft is not None and summary["dataset"] in [str(dataset.path) for dataset in sft.datasets]:
+        typer.echo(f"next: vla-rl sft {shlex.join([recipe, *(overrides or ())])}")
 
 
 @app.command("eval")

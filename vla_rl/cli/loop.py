@@ -40,6 +40,7 @@ def demo(
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
+    typer.echo("next, GRPO in the simulator itself: vla-rl train tabletop_grpo --output runs/first")
 
 
 @app.command()

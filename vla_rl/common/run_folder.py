@@ -117,6 +117,12 @@ class RunFolder:
         """Whether a run was opened here."""
         return self.config.is_file()
 
+    @property
+    def result(self) -> Path | None:
+        """The folder of the policy that it ended with, of a closed loop its last round's; None: it has none so far."""
+        rounds = sorted(self.path.glob("round_*/train/policy"), key=lambda path: int(path.parts[-3].split("_")[1]))
+        return next((path for path in (self.policy, *reversed(rounds)) if path.is_dir()), None)
+
 
 def open_run(
     recipe: Config,

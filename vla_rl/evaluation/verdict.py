@@ -46,8 +46,8 @@ class Verdict(Config):
         """0: better, or no difference shown. 1: worse. 3: too few episodes."""
         return {"worse": 1, "too few episodes": 3}.get(self.word, 0)
 
-    def text(self) -> str:
-        """One line for people, in percentage points."""
+    def text(self, b: str = "b") -> str:
+        """One line for people, in percentage points; `b`: what they call what is compared with `a`."""
         low, high = (f"{100 * end:+.1f}" for end in self.interval)
         found = f"{100 * self.difference:+.1f} points [{low}, {high}], p {format_p(self.p_value)}"
         margin = f"{100 * self.margin:g} points"
@@ -58,7 +58,7 @@ class Verdict(Config):
             )
         if self.word == "no difference shown":
             return f"{self.mode}: no difference shown: {found}; one of {margin} or more is excluded"
-        return f"{self.mode}: b is {self.word}: {found}"
+        return f"{self.mode}: {b} is {self.word}: {found}"
 
 
 def verdict(result: PairedResult | SequentialComparison, margin: float = MARGIN) -> Verdict:

@@ -151,8 +151,11 @@ def pretrained_folder() -> Path:
 def resolve_path(path: str | Path) -> Path:
     """A checkpoint folder from a path, 'pretrained:NAME', or the hub's 'ORGANIZATION/NAME[@REVISION]', downloaded.
 
+    A run's folder stands for the policy that the run ended with.
+
     Raises:
-        ConfigError: no such pretrained policy (lists those there are), no such folder, or the hub cannot be reached.
+        ConfigError: no such pretrained policy (lists those there are), no such folder, a run without a policy, or the
+            hub cannot be reached.
     """
     shipped = pretrained_entry(path, pretrained_folder(), CONFIG_FILE, option="policy path", kind="policy")
     if shipped is not None:
@@ -160,7 +163,7 @@ def resolve_path(path: str | Path) -> Path:
     text = str(path)
     folder = Path(text).expanduser()
     if folder.is_dir():
-        return folder
+        return policy_of_run(RunFolder(folder)) if RunFolder(folder).exists else folder
     if name := parse_name(text):
         return hub.download(name)
     raise ConfigError(
@@ -169,15 +172,26 @@ def resolve_path(path: str | Path) -> Path:
     )
 
 
+def policy_of_run(run: RunFolder) -> Path:
+    """The policy that a run ended with.
+
+    Raises:
+        ConfigError: it has none so far.
+    """
+    if run.result is None:
+        raise ConfigError(f"policy path: the run {run.path} has no policy so far; resume it, or name another")
+    return run.result
+
+
 def checkpoint_folder(config: PolicyConfig) -> Path:
     """`resolve_path` of a config's path, which of a kind of ours must hold a checkpoint.
 
     Raises:
-        ConfigError: as `resolve_path`; or the folder holds no checkpoint, such as a run's folder.
+        ConfigError: as `resolve_path`; or the folder holds no checkpoint.
     """
     folder = resolve_path(str(config.path))
     if config.kind in KINDS["policy"] and not any((folder / name).is_file() for name in _CHECKPOINT_FILES):
-        raise ConfigError(f"policy.path: {config.path} holds no checkpoint (no {CONFIG_FILE}).{policy_of_run(folder)}")
+        raise ConfigError(f"policy.path: {config.path} holds no checkpoint (no {CONFIG_FILE}).")
     return folder
 
 
@@ -198,16 +212,6 @@ def describing_folder(path: str | Path) -> Iterator[tuple[Path, str]]:
         yield folder, str(exact)
 
 
-def policy_of_run(folder: Path) -> str:
-    """What to say to those who name a run's folder where its policy's is needed; empty for other folders."""
-    run = RunFolder(folder)
-    if not run.exists:
-        return ""
-    if run.policy.is_dir():
-        return f" {folder} is a run's folder; its policy is {run.policy}."
-    return f" {folder} is a run's folder, and has no policy."
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """The mapping in a JSON file of a policy folder.
 
@@ -215,10 +219,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ValueError: the file is missing, or holds something else.
     """
     if not file.is_file():
-        raise ValueError(
-            f"{file}: not found. A policy folder holds {CONFIG_FILE}, model.safetensors and more."
-            f"{policy_of_run(file.parent)}"
-        )
+        raise ValueError(f"{file}: not found. A policy folder holds {CONFIG_FILE}, model.safetensors and more.")
     try:
         values = json.loads(file.read_text())
     except ValueError as error:

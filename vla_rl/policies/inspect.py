@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vla_rl.config import KINDS, resolve_kind
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, policy_of_run
+from vla_rl.policies.base import CONFIG_FILE, PolicyConfig
 from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.openvla.files.layout import tensor_shapes
 
@@ -28,10 +28,7 @@ def describe(folder: Path) -> CheckpointInfo:
                 tensor_shapes(file)  # An error where it is truncated.
             return info
     if not (folder / CONFIG_FILE).is_file():
-        raise ValueError(
-            f"{folder / CONFIG_FILE}: not found. A policy folder holds {CONFIG_FILE}, weights and more."
-            f"{policy_of_run(folder)}"
-        )
+        raise ValueError(f"{folder / CONFIG_FILE}: not found. A policy folder holds {CONFIG_FILE}, weights and more.")
     raise ValueError(
         f"{folder / CONFIG_FILE}: has no 'kind', and no family knows this folder ({', '.join(KINDS['policy'])}), so "
         "it is neither a policy saved by this package nor a checkpoint that it can read."

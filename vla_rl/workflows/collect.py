@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def _start(recipe: Recipe, folder: Path, _: bool, __: Callable[[str], None]) -> list[str]:
     summary = clone(recipe, folder)
     loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
-    return [f"policy: {summary['policy']}  ({summary['steps']} steps{loss})"]
+    policy, config = (shlex.quote(str(path)) for path in (summary["policy"], RunFolder(folder).config))
+    return [f"policy: {policy}  ({summary['steps']} steps{loss})", f"next: vla-rl eval {config} policy.path={policy}"]
 
 
 RUN = Run("sft", SFT, _start, datasets=lambda _: ("sft.datasets",), free=("sft.steps",))

@@ -66,6 +66,7 @@ def demo(
         f"in {(time.monotonic() - started) / 60:.1f} minutes. One run is no proof that RL did it: "
         "docs/results_tabletop.md has several seeds, with both controls."
     )
+    rich.print(f"policy: {RunFolder(done.run).policy}")
     return RunFolder(done.run).report
 
 

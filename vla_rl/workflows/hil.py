@@ -39,7 +39,7 @@ from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_and_report
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome
 from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fresh_figures, judged
 
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
@@ -327,7 +327,7 @@ def _line(metrics: dict[str, Any]) -> str:
 
 def _start(recipe: HilRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
     run_hil(recipe, folder, show)
-    return policy_and_report(folder)
+    return outcome(folder)
 
 
 RUN = Run("train", HIL, _start, datasets=lambda _: ("sft.datasets",))

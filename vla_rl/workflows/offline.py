@@ -44,7 +44,7 @@ from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.offline_ppo import improve_by_ppo
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome, policy_path
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
 
@@ -244,8 +244,8 @@ def choose_pairs(
 
 
 def _start(recipe: OfflineRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
-    summary = improve_offline(recipe, folder, show)
-    return [f"policy: {summary['policy']}  ({summary['steps']} steps)", f"report: {RunFolder(folder).report}"]
+    improve_offline(recipe, folder, show)
+    return outcome(folder)
 
 
 RUN = Run("train", OFFLINE, _start, datasets=lambda _: ("sft.datasets",))

@@ -21,7 +21,7 @@ from vla_rl.recipe.runs import OnlineRecipe
 from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_and_report
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome
 from vla_rl.workflows.replay_learning import (  # fmt: skip
     COLLECT,
     SHUFFLE,
@@ -148,7 +148,7 @@ def _line(number: int, rounds: int, metrics: dict[str, Any]) -> str:
 
 def _start(recipe: OnlineRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
     improve_online(recipe, folder, show)
-    return policy_and_report(folder)
+    return outcome(folder)
 
 
 RUN = Run("train", ONLINE, _start, datasets=lambda _: ("sft.datasets",))

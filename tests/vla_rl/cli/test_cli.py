@@ -247,6 +247,7 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
     def fake(loaded: object, folder: Path, resume: bool) -> Path:
         calls.append((loaded.seed, folder, resume))  # type: ignore[attr-defined]
         (folder / "metrics.jsonl").write_text("{}\n")
+        (folder / "policy").mkdir(exist_ok=True)
         return folder / "policy"
 
     monkeypatch.setattr("vla_rl.workflows.post_train.train", fake)

@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 
 from vla_rl.config import ConfigError
+from vla_rl.policies.base import resolve_path
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -212,14 +212,17 @@ def test_missing_file(folder, name):
         load_policy(folder)
 
 
-def test_a_runs_folder_in_place_of_its_policys_is_answered_with_that(folder):
+def test_a_runs_folder_stands_for_the_policy_that_it_ended_with(folder):
     run = folder.parent
     (run / "config.yaml").touch()
-    for look in (load_policy, describe):
-        with pytest.raises(ValueError, match=rf"{run.name} is a run's folder; its policy is .*{run.name}/policy\."):
-            look(run)
-    folder.rename(run / "elsewhere")
-    with pytest.raises(ValueError, match=r"is a run's folder, and has no policy\."):
+    assert resolve_path(run) == folder
+    for number in (2, 10):  # A closed loop's, whose own folder has no policy.
+        (run / f"round_{number}/train").mkdir(parents=True)
+    folder.rename(run / "round_10/train/policy")
+    assert resolve_path(run) == run / "round_10/train/policy"
+    load_policy(run)
+    (run / "round_10/train/policy").rename(run / "elsewhere")
+    with pytest.raises(ConfigError, match=rf"the run .*{run.name} has no policy so far"):
         load_policy(run)
 
 

@@ -43,7 +43,7 @@ from vla_rl.workflows.loop.rounds import (
     learned_from,
     rounds_table,
 )
-from vla_rl.workflows.recipe_parts import imagining, world_model_section
+from vla_rl.workflows.recipe_parts import imagining, outcome, world_model_section
 from world_model.imagination.reward import branch_steps, check_reward
 from world_model.model.world_model import load_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
@@ -313,8 +313,8 @@ def loop_run(program: Sequence[str]) -> Run[LoopRecipe]:
     """Return `loop`; `program`: how `vla-rl` is started, for the controls."""
 
     def start(recipe: LoopRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
-        last = loop(recipe, folder, program, show)
-        return [f"policy: {RunFolder(last.run).policy}", f"report: {RunFolder(folder).report}"]
+        loop(recipe, folder, program, show)
+        return outcome(folder)
 
     def datasets(recipe: LoopRecipe) -> Sequence[str]:
         return (*(("sft.datasets",) if recipe.needs_demonstrations else ()), *DATASETS_OF_A_FIT)
