@@ -1,18 +1,26 @@
 """The pictures of the README and the docs, made from one run of `vla-rl demo`.
 
-python scripts/pictures.py RUN    # writes docs/pictures/: imagined_and_real.gif, demo_gain.svg
+python scripts/pictures.py RUN    # writes docs/pictures/: imagined_and_real.gif, demo_gain.svg, report.png, trust.png
+python scripts/pictures.py --console    # writes console.png, of a simulated robot (`vla-rl robot install` first)
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+import contextlib
+import io
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vla_rl.cli.options import PROGRAM
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE
 from vla_rl.evaluation.results import Evaluation
@@ -23,10 +31,15 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.types import Episode, EpisodeSpec
 from vla_rl.workflows.imagination.real_and_imagined import imagined_env
+from world_model.trust.report import PAGE_FILE
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "real_robot"))
+from browser import browser
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 STATES = (1, 2, 3)  # Of the validation split; which of them makes a picture is the first below, whatever its outcome.
 SIZE, HOLD, FRAMES_PER_SECOND = 128, 8, 10
+WINDOW = {"width": 1000, "height": 720}
 
 
 def same_actions(env: VecEnv, episode: Episode) -> tuple[np.ndarray, bool]:
@@ -101,13 +114,62 @@ def draw_gain(run: Path) -> None:
     figure.savefig(PICTURES / "demo_gain.svg")
 
 
+def save(page: Any, name: str) -> None:
+    """Write what a browser's window shows as a small PNG."""
+    shown = Image.open(io.BytesIO(page.screenshot()))
+    shown.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
+
+
+def draw_pages(run: Path) -> None:
+    """Draw the top of a run's page and of what it says of its world model."""
+    pages = {"report.png": RunFolder(run / "round_1" / "train").report}
+    pages["trust.png"] = RunFolder(run / "round_1" / "fit").world_model / PAGE_FILE
+    with browser() as chromium:
+        for name, page_file in pages.items():
+            page = chromium.new_context(viewport=WINDOW, device_scale_factor=1).new_page()
+            page.goto(page_file.resolve().as_uri())
+            save(page, name)
+
+
+def draw_console() -> None:
+    """Draw the operator's console while a policy drives the simulated robot."""
+    programs = (
+        (*("robot", "sim", "--master", "new"), "task=pick_place", "speed=0.5"),
+        ("serve", "pretrained:tabletop_base"),
+        ("deploy", "sim_robot", "--console", "8080"),
+    )
+    with ExitStack() as stack, browser() as chromium:
+        for program in programs:
+            stack.callback(subprocess.Popen([*PROGRAM, *program], stdout=subprocess.DEVNULL).terminate)
+        page = chromium.new_context(viewport=WINDOW, color_scheme="dark").new_page()
+        for _ in range(60):
+            with contextlib.suppress(Exception):
+                page.goto("http://127.0.0.1:8080")
+                break
+            time.sleep(1)
+        page.get_by_text("Ready. Start lets the policy drive").wait_for(timeout=60_000)
+        page.get_by_text("Take control").first.click()
+        page.locator("#ask-name").fill("Ada")
+        page.keyboard.press("Enter")
+        page.get_by_text("You have control").wait_for()
+        page.keyboard.press("Enter")
+        page.get_by_text("The policy drives").wait_for()
+        time.sleep(1)
+        save(page, "console.png")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="of `vla-rl demo`")
+    parser.add_argument("--console", action="store_true", help="the console's picture")
+    args = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
-    draw_imagined_and_real(run)
-    draw_gain(run)
+    if args.run:
+        draw_imagined_and_real(args.run)
+        draw_gain(args.run)
+        draw_pages(args.run)
+    if args.console:
+        draw_console()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
-from vla_rl.common.pretrained import pretrained_entry
+from vla_rl.common.pretrained import how_to_make, pretrained_entry
 from vla_rl.config import Config, ConfigError, validate
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
@@ -166,7 +166,7 @@ def resolve_path(path: str | Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
             f"world model {str(path)!r}: no such folder. Give one written by `vla-rl world-model fit`, or "
-            "'pretrained:NAME'."
+            f"'pretrained:NAME'.{how_to_make(folder)}"
         )
     return folder
 

@@ -51,7 +51,8 @@ def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: 
         loaded = pinned(loaded, say, *datasets)
 
     def opened() -> str:
-        return str(open_run(loaded, output, resume, free=kind.free, check=kind.check_changes(loaded)))
+        changes = kind.check_changes(loaded)
+        return str(open_run(loaded, output, resume, free=kind.free, check=changes, first=True))
 
     with joined(loaded) as world:
         folder = Path(world.broadcast_from_main(opened))

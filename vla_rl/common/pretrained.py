@@ -1,10 +1,11 @@
-"""`pretrained:NAME`: a policy or a world model that ships with the package."""
+"""`pretrained:NAME`: a policy or a world model that ships with the package; and what makes one that does not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from vla_rl.common.errors import ConfigError
+from vla_rl.config import read_yaml, recipes_folder
 
 PREFIX = "pretrained:"
 
@@ -28,3 +29,14 @@ def pretrained_entry(path: str | Path, root: Path, marker: str, option: str, kin
         available = ", ".join(known) or "none"
         raise ConfigError(f"{option} {text!r}: no such pretrained {kind}. Available: {available}.")
     return root / name
+
+
+def how_to_make(path: str | Path) -> str:
+    """Return the commands that make a missing `runs/RECIPE/...` of a shipped recipe, as a sentence; "" of others."""
+    names = [part for part in Path(path).parts if (recipes_folder() / f"{part}.yaml").is_file()]
+    if not names:
+        return ""
+    recipe = read_yaml(recipes_folder() / f"{names[-1]}.yaml")
+    command = {"sft": "sft", "fit": "world-model fit"}.get(recipe.get("run", ""), "train")
+    before = f"`vla-rl collect {names[-1]}`, then " if "collect" in recipe and command == "sft" else ""
+    return f" To make it: {before}`vla-rl {command} {names[-1]}`."

@@ -131,14 +131,16 @@ def open_run(
     root: Path = Path("runs"),
     free: Sequence[str] = (),
     check: Callable[[RunFolder, Changed], None] | None = None,
+    first: bool = False,
 ) -> Path:
     """Create a run's folder (or use one whose run never began) and write what identifies it, or open one to resume.
 
     Args:
-        folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
+        folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest run of the name.
         resume: resume the run in `folder`, which must hold the same resolved recipe but for what `FREE` names.
         free: patterns of further fields, dotted, that may differ then: those that only matter to what is to be done.
         check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
+        first: by default `root/<name>`, where other recipes look for what this one makes, unless it is in use.
 
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, a run that another process of this machine is
@@ -147,15 +149,21 @@ def open_run(
     name = getattr(recipe, "name", "run")
     if resume:
         return _reopen(recipe, folder or _newest_run(name, root), free, check)
-    folder = folder or root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    plain, dated = root / name, root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    is_free = first and _is_unused(plain) and _at_work(RunFolder(plain)) is None
+    folder = folder or (plain if is_free else dated)
     if folder.exists():
         _check_unused(folder)
     _describe(folder, recipe)
     return folder
 
 
+def _is_unused(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir())) or _has_not_begun(folder)
+
+
 def _check_unused(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
+    if not _is_unused(folder):
         raise _in_use(folder)
     if (process := _at_work(RunFolder(folder))) is not None:
         raise ConfigError(
@@ -227,20 +235,20 @@ def _has_not_begun(folder: Path) -> bool:
 
 
 def _newest_run(name: str, root: Path) -> Path:
-    """The newest `root/<name>-<date>-<time>` that the same command made.
+    """The newest `root/<name>-<date>-<time>` that the same command made, else its `root/<name>`.
 
     Raises:
         ConfigError: there is none.
     """
-    own = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
+    own = re.compile(re.escape(name) + r"(-\d{8}-\d{6})?")
     command = _command(command_line())
-    for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
+    for folder in sorted(root.glob(f"{glob.escape(name)}*"), reverse=True):
         is_one = own.fullmatch(folder.relative_to(root).as_posix()) and RunFolder(folder).exists
         if is_one and command_of(RunFolder(folder)) in ("", command):
             print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)
             return folder
     raise ConfigError(
-        f"--resume: no run {root / name}-DATE-TIME of this command is here; name the run's folder with --output"
+        f"--resume: no run {root / name} or {name}-DATE-TIME of this command is here; name its folder with --output"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vla_rl.common.hub import is_offline, parse_name
-from vla_rl.common.pretrained import pretrained_entry
+from vla_rl.common.pretrained import how_to_make, pretrained_entry
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import KINDS, Config, ConfigError
 from vla_rl.interfaces import Policy
@@ -168,7 +168,7 @@ def resolve_path(path: str | Path) -> Path:
         return hub.download(name)
     raise ConfigError(
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
-        "ORGANIZATION/NAME[@REVISION] of a model on the Hugging Face hub."
+        f"ORGANIZATION/NAME[@REVISION] of a model on the Hugging Face hub.{how_to_make(folder)}"
     )
 
 

@@ -111,7 +111,7 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["train", "{recipe}", "--algo.optim.lr=1e-4"], "typed without dashes: algo.optim.lr=1e-4"),
         (["config", "{recipe}", "seed=x"], "seed: got 'x'"),
         (["config", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
-        (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
+        (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny or tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
         (["doctor", "nosuch"], "doctor also takes a robot: the file of its contract, or one that ships"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.common import run_folder as run
+from vla_rl.common.pretrained import how_to_make
 from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes
 from vla_rl.common.run_status import write_status
 from vla_rl.config import Config, ConfigError, read_yaml, validate
@@ -219,6 +220,30 @@ def test_a_run_that_failed_before_it_began_leaves_its_folder_free(tmp_path, resu
     assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=1)
 
 
+def test_a_recipes_first_run_lies_where_other_recipes_look_for_it_and_later_ones_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "sft", "tiny"])
+    first = open_run(Asked(), None, resume=False, root=tmp_path, first=True)
+    assert first == tmp_path / "tiny"
+    (first / "metrics.jsonl").touch()
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == first
+    second = open_run(Asked(), None, resume=False, root=tmp_path, first=True)
+    assert second.parent == tmp_path and second.name.startswith("tiny-20")
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == second
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("runs/libero_object_bc/policy", "`vla-rl collect libero_object_bc`, then `vla-rl sft libero_object_bc`"),
+        ("runs/libero_world_model/world_model", "`vla-rl world-model fit libero_world_model`"),
+        ("runs/tabletop_grpo", "`vla-rl train tabletop_grpo`"),
+    ],
+)
+def test_what_a_shipped_recipe_makes_is_offered_where_it_is_missing(path, said):
+    assert how_to_make(path) == f" To make it: {said}."
+    assert how_to_make("elsewhere/policy") == ""
+
+
 def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_command(tmp_path, monkeypatch, capsys):
     def runs(command: str, place: str) -> Path:
         monkeypatch.setattr(sys, "argv", ["vla-rl", "--debug", command, "tiny"])
@@ -233,7 +258,9 @@ def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_comman
     monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "tiny", "--resume"])
     assert open_run(Asked(), None, resume=True, root=tmp_path) == newest
     assert str(newest) in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"--resume: no run .*other-DATE-TIME of this command is here; .*--output"):
+    with pytest.raises(
+        ConfigError, match=r"--resume: no run .*other or other-DATE-TIME of this command is here; .*--output"
+    ):
         open_run(Asked(name="other"), None, resume=True, root=tmp_path)
     within = open_run(Asked(name="lab/tiny"), None, resume=False, root=tmp_path)  # A name with a folder in it.
     assert open_run(Asked(name="lab/tiny"), None, resume=True, root=tmp_path) == within

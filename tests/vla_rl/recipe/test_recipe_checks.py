@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,12 +140,14 @@ def test_it_is_refused_before_anything_is_built_or_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_runs_folder_is_no_policys(policy: Path, tmp_path: Path) -> None:
+def test_a_run_stands_for_its_policy_if_it_has_one(policy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    (tmp_path / "policy").mkdir()
     for command in (TRAIN, EVAL):
-        with pytest.raises(ConfigError, match=rf"policy\.path: {tmp_path} holds .* its policy is {tmp_path}/policy\."):
+        with pytest.raises(ConfigError, match=rf"policy path: the run {tmp_path} has no policy so far"):
             check(make_recipe(policy, f"policy.path={tmp_path}"), command)
+    shutil.copytree(policy, tmp_path / "policy")
+    for command in (TRAIN, EVAL):
+        check(make_recipe(policy, f"policy.path={tmp_path}"), command)
 
 
 def test_states_beyond_a_benchmarks_are_refused_also_of_an_evaluation_at_the_end(policy: Path) -> None:
