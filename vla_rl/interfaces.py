@@ -204,6 +204,7 @@ class EnvConfig(Config):
     """Base of every env section: the facts about an environment, and how to start it. Imports no simulator.
 
     Attributes:
+        not_stepped: why it cannot be stepped, and what to do, for the user; empty where it can.
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
         object_names: of the objects whose poses its option `objects` tells (see `vla_rl.data.objects`).
@@ -220,6 +221,7 @@ class EnvConfig(Config):
     reset_tasks: ClassVar[Mapping[str, str]] = {}
     suites: ClassVar[Mapping[str, str]] = {}
     averaged_suites: ClassVar[tuple[str, ...]] = ()
+    not_stepped: ClassVar[str] = ""
 
     kind: str
     num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")

@@ -269,6 +269,7 @@ class EnvSpec:
         labels: task name -> what tables and plots call it, its number in the suite first; empty: by its name.
         objects: names of the K objects whose poses `StepResult.info` tells; empty: it tells none.
         official: what of a benchmark's protocol -> (as it is here, as the benchmark has it), for pages; empty: none.
+        action_names, state_names: of the A and S numbers; empty: by their numbers.
     """
 
     kind: str
@@ -288,6 +289,8 @@ class EnvSpec:
     labels: dict[str, str] = field(default_factory=dict)
     objects: tuple[str, ...] = ()
     official: dict[str, tuple[str, str]] = field(default_factory=dict)
+    action_names: tuple[str, ...] = ()
+    state_names: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-Status = Literal["ok", "warning", "missing", "wrong"]
+Status = Literal["ok", "warning", "missing", "unknown", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: what was looked at. status: "ok", "warning" (works with less), "missing", "wrong".
+        name: what was looked at. status: "ok", "warning" (works with less), "missing", "unknown" (it cannot be
+            told), "wrong".
         found: what was found. fix: what to do, empty when nothing.
         needed: what is missing cannot be done without.
     """
@@ -45,6 +46,7 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
         "ok": "[green]ok[/]",
         "warning": "[yellow]warning[/]",
         "missing": "[dim]not here[/]",
+        "unknown": "[dim]unknown[/]",
         "wrong": "[bold red]WRONG[/]",
     }
     table = Table("", "what", Column("found", overflow="fold"), Column("what to do", overflow="fold"))

@@ -14,6 +14,7 @@ KINDS: dict[str, dict[str, str]] = {
         "gymnasium": "sim.gymnasium_env:GymnasiumConfig",
         "remote": "sim.remote:RemoteConfig",
         "dummy": "sim.dummy:DummyConfig",
+        "robot": "real_robot.contract.env:RobotEnvConfig",
         "world_model": "world_model.env.config:WorldModelEnvConfig",
     },
     "world_model": {

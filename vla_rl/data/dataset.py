@@ -102,10 +102,10 @@ class EpisodeDataset:
         final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
         final_state: float32 (E, S), likewise; None where the dataset does not record them.
         initial_states: E names, "task/split/index" where recorded. Episodes with the same name began alike.
-        observed_every: control steps from one image and state to the next; in between they are repeated.
+        observed_every: control steps from one image and state to the next, repeated in between.
         name: the dataset's own, without the folders above it.
-        cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
-        is_recording: a recorder wrote it, of a robot or beside a simulator, or an import.
+        cache: folder of the decoded arrays, named after content, cameras and image size.
+        is_recording: a recorder or an import wrote it. action_names, grippers: see `LeRobotSource`.
     """
 
     path: Path
@@ -135,6 +135,8 @@ class EpisodeDataset:
     has_outcomes: bool = True
     cameras: dict[str, str] = field(default_factory=dict)
     is_recording: bool = False
+    action_names: tuple[str, ...] = ()
+    grippers: tuple[int, ...] = ()
 
     @property
     def episodes(self) -> np.ndarray:
@@ -231,6 +233,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         )
     frame_ends = np.repeat(ends, source.lengths)
     success = np.ones(len(starts), bool) if source.success is None else source.success
+    closing = arrays["action"][:, source.grippers[-1]] > 0 if source.grippers else None
     return EpisodeDataset(
         path=source.root,
         cache=decoded.folder,
@@ -249,7 +252,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         wanted=wanted,
         rows=rows,
         ends=frame_ends,
-        keyframes=hindsight_keyframes(arrays["state"], arrays["action"], frame_ends, is_seen),
+        keyframes=hindsight_keyframes(arrays["state"], closing, frame_ends, is_seen),
         final_images=None if final_images is None else {c: final_images[name] for c, name in names.items()},
         final_state=decoded.final_state,
         initial_states=source.initial_states(),
@@ -259,6 +262,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         has_outcomes=source.success is not None,
         cameras=names,
         is_recording=read_notes(source.root).get("source") in RECORDINGS,
+        action_names=source.action_names,
+        grippers=source.grippers,
     )
 
 
@@ -307,22 +312,21 @@ def latched_success(succeeded: np.ndarray, starts: np.ndarray, success: np.ndarr
 
 
 def hindsight_keyframes(
-    state: np.ndarray, actions: np.ndarray, ends: np.ndarray, is_seen: np.ndarray
+    state: np.ndarray, closing: np.ndarray | None, ends: np.ndarray, is_seen: np.ndarray
 ) -> np.ndarray | None:
     """Where each frame's next gripper change happens: `state[:3]` there, or at the episode's last frame.
 
     Args:
-        state: float32 (N, S). actions: float32 (N, A), the gripper last (> 0 closes).
+        state: float32 (N, S). closing: bool (N,), whether the gripper is told to close; None: there is none.
         ends: int64 (N,), one past the last frame of each frame's episode.
         is_seen: bool (N,), frames with a state of their own; where it is an older one, the answer is NaN.
 
     Returns:
-        float32 (N, 3), or None where S < 3.
+        float32 (N, 3), or None where S < 3, or without a gripper.
     """
-    if state.shape[1] < 3:
+    if closing is None or state.shape[1] < 3:
         return None
-    num_frames = len(actions)
-    closing = actions[:, -1] > 0
+    num_frames = len(closing)
     changed = np.zeros(num_frames, bool)
     changed[1:] = (closing[1:] != closing[:-1]) & (ends[1:] == ends[:-1])
     at = np.append(np.flatnonzero(changed), num_frames)

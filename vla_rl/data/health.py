@@ -37,6 +37,7 @@ class Recorded:
         first, last: float32 (E, P), each episode's first and last frame, all cameras, small, in [0, 1].
         brightness: float32 (N, cameras, 3), mean color in [0, 1]. still: bool (N, cameras): as the picture before.
         observed_every: control steps from one picture to the next. name: the dataset's own.
+        action_names, grippers: see `LeRobotSource`.
     """
 
     path: Path
@@ -54,6 +55,8 @@ class Recorded:
     still: np.ndarray
     observed_every: int
     name: str = ""
+    action_names: tuple[str, ...] = ()
+    grippers: tuple[int, ...] = ()
 
     def episodes(self) -> list[slice]:
         """The frames of each episode."""
@@ -150,6 +153,8 @@ def read(path: Path) -> Recorded:
         brightness=brightness,
         still=still,
         observed_every=observed_every(source.root),
+        action_names=source.action_names,
+        grippers=source.grippers,
     )
 
 
@@ -195,7 +200,9 @@ def check_duplicates(data: Recorded) -> Check:
 
 def check_lengths(data: Recorded) -> Check:
     """Whether an episode ends long before others with its instruction do."""
-    short = []
+    short, counts = [], Counter(data.instruction)
+    if max(counts.values()) < NEIGHBORS:
+        return Check("lengths", "unknown", f"cannot be told: no instruction has {NEIGHBORS} episodes")
     for text in sorted(set(data.instruction)):
         same = [number for number, own in enumerate(data.instruction) if own == text]
         median = float(np.median(data.lengths[same]))
@@ -208,47 +215,61 @@ def check_lengths(data: Recorded) -> Check:
 def check_actions(data: Recorded) -> Check:
     """Whether actions are cut off at a limit, or have values far from all others; says which never change."""
     faults, constant = [], []
-    for number, values in enumerate(data.actions.T[: max(1, data.actions.shape[1] - 1)]):
+    for number in _motions(data):
+        values, called = data.actions[:, number], _called(data, number)
         low, high = np.quantile(values, (0.01, 0.99))
         spread = high - low
         if np.ptp(values) == 0:
-            constant.append(str(number))
+            constant.append(called)
         elif spread > 0 and max(low - values.min(), values.max() - high) > 10 * spread:
             far = int(((values < low - 10 * spread) | (values > high + 10 * spread)).sum())
-            faults.append(f"dimension {number} has {far} values more than ten times its usual range away")
-        elif (share := float(((values == values.min()) | (values == values.max())).mean())) > CUT_OFF:
-            faults.append(f"dimension {number} stands at its limits in {100 * share:.0f} % of the frames")
+            faults.append(f"{called} has {far} values more than ten times its usual range away")
+        elif CUT_OFF < (share := float(((values == values.min()) | (values == values.max())).mean())) < 1:
+            faults.append(f"{called} stands at its limits in {100 * share:.0f} % of the frames")
     if faults:
         remedy = (
             "Far values: remove those episodes, or keep the normalization by quantiles (the default). At the limits: "
             "the demonstrator asked for more than was allowed, so the arm did not do what was shown."
         )
         return Check("actions", "warning", "; ".join(faults), remedy)
-    idle = f"; dimensions {', '.join(constant)} never change" if constant else ""
+    idle = f"; never change: {', '.join(constant)}" if constant else ""
     return Check("actions", "ok", f"none far from the others, none cut off{idle}")
 
 
 def check_gripper(data: Recorded) -> Check:
-    """Whether the last dimension, the gripper, opens and closes."""
-    values = data.actions[:, -1]
-    middle = (values.max() + values.min()) / 2
-    idle = [n for n, frames in enumerate(data.episodes()) if len(np.unique(values[frames] > middle)) == 1]
-    if np.ptp(values) == 0 or len(idle) == len(data.lengths):
-        text = "the last action dimension, the gripper, never opens or closes"
+    """Whether each gripper opens and closes, in some episode."""
+    if not data.grippers:
+        return Check("gripper", "unknown", "no number of the action is named a gripper")
+    values = data.actions[:, data.grippers]
+    above = values > (values.max(0) + values.min(0)) / 2
+    moved = np.array([above[frames].any(0) & ~above[frames].all(0) for frames in data.episodes()])
+    if dead := [_called(data, n) for place, n in enumerate(data.grippers) if not moved[:, place].any()]:
+        text = f"{', '.join(dead)}, a gripper, never opens or closes"
         return Check(
             "gripper", "warning", text, "Right for pushing; else the recording has lost it: see how it is read."
         )
-    share = len(idle) / len(data.lengths)
-    found = f"opens or closes in {len(data.lengths) - len(idle)} of {len(data.lengths)} episodes"
-    return Check("gripper", "ok", found + (" (others push, or were cut off)" if share > 0.5 else ""))
+    count = int(moved.any(1).sum())
+    found = f"opens or closes in {count} of {len(moved)} episodes"
+    return Check("gripper", "ok", found + (" (others push, or were cut off)" if count < 0.5 * len(moved) else ""))
+
+
+def _motions(data: Recorded) -> list[int]:
+    """The numbers of the action but for grippers."""
+    return [number for number in range(data.actions.shape[1]) if number not in data.grippers]
+
+
+def _called(data: Recorded, number: int) -> str:
+    """A number of the action, for people."""
+    name = data.action_names[number] if data.action_names else ""
+    return f"dimension {number}" + (f" ({name})" if name and name != f"action_{number}" else "")
 
 
 def check_lag(data: Recorded) -> Check:
     """How long after an action the arm moves, by the correlation of the first three dimensions with the state's."""
-    size = min(3, data.state.shape[1], data.actions.shape[1] - 1)
+    size = min(3, data.state.shape[1], len(_motions(data)))
     reach = max(2, round(MAX_LAG * data.fps))
     if size < 1 or data.observed_every > 1:
-        return Check("action and motion", "ok", "cannot be told: no state, or not one for each frame")
+        return Check("action and motion", "unknown", "cannot be told: no state, or not one for each frame")
     best, lag = 0.0, 0
     for relative in (True, False):  # actions that move the arm by so much, or to a place
         for shift in range(-reach, reach + 1):
@@ -256,7 +277,9 @@ def check_lag(data: Recorded) -> Check:
             if value > best + 1e-3:
                 best, lag = value, shift
     if best < TOLD:
-        return Check("action and motion", "ok", f"cannot be told: they hardly go together (correlation {best:.2f})")
+        return Check(
+            "action and motion", "unknown", f"cannot be told: they hardly go together (correlation {best:.2f})"
+        )
     found = f"the arm moves {lag / data.fps * 1000:.0f} ms after the action ({lag} frames; correlation {best:.2f})"
     if lag < 0:
         found = f"the arm has moved {-lag} frames before the action (correlation {best:.2f})"
@@ -312,6 +335,10 @@ def check_cameras(data: Recorded) -> Check:
         if dark:
             faults.append(f"{camera} is black in {_list(dark)}")
     remedy = "Remove those episodes; look at the camera's cable and driver." if faults else ""
+    if not (faults or (data.state.shape[1] and data.cameras)):
+        return Check(
+            "cameras", "unknown", "cannot be told: without a camera and a state, none is held against the other"
+        )
     return Check("cameras", "wrong" if faults else "ok", "; ".join(faults) or "live in every episode", remedy)
 
 
@@ -334,7 +361,9 @@ def check_instructions(data: Recorded) -> Check:
     name, texts = "pictures and instruction", np.array(data.instruction)
     counts = Counter(data.instruction)
     if len(counts) < 2 or min(counts.values()) <= NEIGHBORS:
-        return Check(name, "ok", f"cannot be told: needs two instructions with more than {NEIGHBORS} episodes each")
+        return Check(
+            name, "unknown", f"cannot be told: needs two instructions with more than {NEIGHBORS} episodes each"
+        )
     ends = data.starts + data.lengths - 1
     views = [data.first, data.last, data.state[ends], _signs(data)]
     scaled = [(view - view.mean(0)) / np.sqrt(view.var(0).sum() + 1e-12) for view in views if view.shape[1]]
@@ -346,7 +375,7 @@ def check_instructions(data: Recorded) -> Check:
     agreeing = (nearest == texts[:, None]).mean(1)
     if agreeing.mean() < 0.8:
         return Check(
-            name, "ok", f"cannot be told: the tasks look alike ({100 * agreeing.mean():.0f} % of neighbors agree)"
+            name, "unknown", f"cannot be told: the tasks look alike ({100 * agreeing.mean():.0f} % of neighbors agree)"
         )
     strange = [number for number in np.flatnonzero(agreeing == 0) if len(set(nearest[number])) == 1]
     remedy = "Watch them: their instruction may be another's."

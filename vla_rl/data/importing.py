@@ -41,6 +41,7 @@ def write_episodes(
     notes: Mapping[str, Any],
     state_names: Sequence[str] | None = None,
     action_names: Sequence[str] | None = None,
+    has_gripper: bool = False,
 ) -> dict[str, int]:
     """Write a LeRobotDataset v3, an episode at a time; it appears whole.
 
@@ -49,6 +50,7 @@ def write_episodes(
         dataset: folder to make; must not exist.
         fps: control steps per second. robot: its name. notes: JSON-able provenance.
         state_names, action_names: of the S and A numbers; None: numbered.
+        has_gripper: the last of unnamed actions is a gripper.
 
     Returns:
         {"episodes": ..., "frames": ...}.
@@ -64,6 +66,8 @@ def write_episodes(
         for number, (origin, episode) in enumerate(episodes):
             shape = _shape(origin, episode)
             if first is None:
+                if has_gripper and action_names is None:
+                    action_names = [*(f"action_{i}" for i in range(episode.actions.shape[1] - 1)), "gripper"]
                 first, features = (origin, shape), _features(shape, state_names, action_names)
             for name, found in shape.items():
                 if found != first[1][name]:

@@ -88,7 +88,10 @@ def import_rlds(
     if fps <= 0:
         raise ConfigError("import: RLDS does not say how fast a robot is controlled; give --fps (steps a second)")
     notes = {"source": "RLDS", "name": source.name, "split": options.split, **asdict(options)}
-    done = write_episodes(seen.watched(source.episodes()), dataset, fps=fps, robot=source.name, notes=notes)
+    has_gripper = source.is_libero or options.gripper != "as_is"
+    done = write_episodes(
+        seen.watched(source.episodes()), dataset, fps=fps, robot=source.name, notes=notes, has_gripper=has_gripper
+    )
     for line in seen.remarks(options):
         report(line)
     return done

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from vla_rl.data.lerobot_io import ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, IMAG
 
 _SINGLE_IMAGE = "observation.image"
 _BATCH_ROWS = 512
+_GRIPPER_LAST = ("tabletop", "libero", "robosuite", "maniskill", "metaworld", "robotwin", "dummy")
+_GRIPPER_WORDS = ("grip", "finger")
 
 
 class LeRobotSource:
@@ -37,7 +39,9 @@ class LeRobotSource:
         root: the folder. name: the dataset's own.
         cameras: camera name -> its feature's name.
         fps: control steps per second.
-        state_dim, action_dim: S (0 without a state) and A.
+        state_dim, action_dim: S (0 without a state) and A. state_names, action_names: of their numbers.
+        grippers: which numbers of the action are a gripper's: those whose names say so. Where none has a name, the last
+            one in the simulators whose convention that is, and else none.
         lengths: int64 (E,), frames of each episode. success: bool (E,), interventions: int64 (E,), times that a person
             took over; None where not recorded.
         instructions: task_index -> instruction.
@@ -62,6 +66,11 @@ class LeRobotSource:
             raise DatasetError(f"{self.root}: has no {ACTION!r} column; found {sorted(features)}")
         self.action_dim = int(features[ACTION]["shape"][0])
         self.state_dim = int(features[STATE]["shape"][0]) if STATE in features else 0
+        self.state_names = _names(features[STATE], "state") if self.state_dim else ()
+        self.action_names = _names(features[ACTION], "action")
+        is_numbered = self.action_names == _numbered("action", self.action_dim)
+        is_ours = is_numbered and self.info.get("robot_type") in _GRIPPER_LAST
+        self.grippers = (self.action_dim - 1,) if is_ours else grippers_of(self.action_names)
         self.instructions = self._read_instructions()
         episodes = self._read_table(self.root / "meta" / "episodes")
         order = np.argsort(_numbers(episodes, "episode_index"), kind="stable")
@@ -279,6 +288,23 @@ class LeRobotSource:
             f"{file}: missing or damaged ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Copy or collect the dataset again."
         )
+
+
+def grippers_of(names: Sequence[str]) -> tuple[int, ...]:
+    """Which numbers of an action are a gripper's, by their names: `gripper.pos`, `left_gripper`, `panda_finger`."""
+    return tuple(place for place, name in enumerate(names) if any(word in name.lower() for word in _GRIPPER_WORDS))
+
+
+def _numbered(name: str, size: int) -> tuple[str, ...]:
+    return tuple(f"{name}_{number}" for number in range(size))
+
+
+def _names(feature: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Names of a vector's numbers, in a list or a list by group; numbered where not each has one."""
+    size, names = int(feature["shape"][0]), feature.get("names")
+    if isinstance(names, Mapping):
+        names = [text for group in names.values() if isinstance(group, list) for text in group]
+    return tuple(map(str, names)) if names and len(names) == size else _numbered(name, size)
 
 
 def resize(image: np.ndarray, size: int | None) -> np.ndarray:

@@ -15,13 +15,15 @@ def compute_statistics(parts: Sequence[EpisodeDataset]) -> dict[str, Any]:
 
     Returns:
         {"action": s, "proprio": s, "num_transitions", "num_trajectories"}, where s holds lists mean, std, min, max,
-        q01, q10, q90, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension,
-        which is used as it is (see `_is_gripper`). "proprio" is missing where there is no state.
+        q01, q10, q90, q99 (one number a dimension) and, for actions, mask: False for a gripper that is used as it is
+        (see `_fits`). "proprio" is missing where there is no state.
     """
     actions = np.concatenate([part.actions[part.rows] for part in parts])
     state = np.concatenate([part.state[part.rows] for part in parts])
+    grippers = set.intersection(*(set(part.grippers) for part in parts))
+    mask = [number not in grippers or not _fits(values) for number, values in enumerate(actions.T)]
     result: dict[str, Any] = {
-        "action": _describe(actions) | {"mask": [True] * (actions.shape[1] - 1) + [not _is_gripper(actions[:, -1])]},
+        "action": _describe(actions) | {"mask": mask},
         "num_transitions": len(actions),
         "num_trajectories": sum(part.num_episodes for part in parts),
     }
@@ -78,13 +80,12 @@ def action_range(known: Any) -> np.ndarray | None:
     return None
 
 
-def _is_gripper(last: np.ndarray) -> bool:
-    """Whether the last number of actions is a gripper's that policies can give as it is: -1 or 0 to 1.
+def _fits(gripper: np.ndarray) -> bool:
+    """Whether a gripper's commands are such as policies give as they are: -1 or 0 to 1.
 
-    Others are normalized as all numbers: 0 to 100, as LeRobot's arms have it, is beyond what a policy gives, and of an
-    arm without a gripper the last number is a motion.
+    Others are normalized as all numbers: 0 to 100, as LeRobot's arms have it, is beyond what a policy gives.
     """
-    largest = float(np.abs(last).max())
+    largest = float(np.abs(gripper).max())
     return largest == 0 or 0.5 <= largest <= 1
 
 

@@ -27,6 +27,7 @@ from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.common.progress import Progress, Stopwatch, silent_progress
 from vla_rl.common.run_folder import versions
 from vla_rl.config import Config, ConfigError, TaskNames, component
+from vla_rl.data.config import MaybeDatasets
 from vla_rl.evaluation.journal import EpisodeJournal, journals
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.video import write_episode_video
@@ -63,6 +64,11 @@ class EvalConfig(Config):
     videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
     seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
+    datasets: MaybeDatasets = Field(
+        default=(),
+        description="env.kind robot: recorded episodes to measure action errors on, none of which the policy has "
+        "learned; empty: those that sft.validation_fraction holds out.",
+    )
     plan: Annotated[SerializeAsAny[PlanningConfig] | None, component("plan")] = Field(
         default=None,
         description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
+from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.base import checkpoint_folder
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import (
@@ -113,10 +115,28 @@ def _keyframes(recipe: TrainRecipe) -> None:
         raise ConfigError(f"sampling.keyframes: no file {file}; `vla-rl world-model keyframes` writes one")
 
 
+def _check_stepped(env: EnvConfig) -> None:
+    """
+    Raises:
+        ConfigError: nothing there answers an action.
+    """
+    if env.not_stepped:
+        raise ConfigError(env.not_stepped)
+
+
+def _learns_by_acting(recipe: Recipe) -> None:
+    _check_stepped(recipe.env)
+
+
+def _acts(recipe: Recipe) -> None:
+    _check_stepped(recipe.acting_env)
+
+
 def _real_episodes(recipe: TrainRecipe) -> None:
     evaluates, validates = recipe.train.evaluate != "never", recipe.train.validate_every
     if evaluates or validates or recipe.gate.every:
         recipe.check_same_robot()
+        _acts(recipe)
     if evaluates:
         check_states(recipe, recipe.eval)
     if validates:
@@ -126,7 +146,7 @@ def _real_episodes(recipe: TrainRecipe) -> None:
 def _final_evaluation(recipe: OfflineRecipe | OnlineRecipe | HilRecipe) -> None:
     section = getattr(recipe, recipe.run)
     if section.evaluate != "never":
-        check_states(recipe, recipe.eval)
+        _evaluation(recipe)
 
 
 def _base_checkpoint(recipe: Recipe) -> None:
@@ -144,11 +164,14 @@ def _checkpoint(recipe: Recipe) -> None:
 
 
 def _acting_policy(recipe: Recipe) -> None:
+    _check_stepped(recipe.env if recipe.collect is not None and recipe.collect.imagined else recipe.acting_env)
     if recipe.collect is not None and recipe.collect.source == "policy":
         _checkpoint(recipe)
 
 
 def _practice(recipe: HilRecipe) -> None:
+    if recipe.hil.actor != "recordings":
+        _acts(recipe)
     if recipe.hil.practice is None:
         return
     reset_task, pairs = recipe.hil.practice.reset_task, recipe.env.reset_tasks
@@ -181,23 +204,49 @@ def check_states(recipe: Recipe, evaluation: EvalConfig) -> None:
     episode_specs(recipe.acting_env.env_spec(), evaluation)
 
 
+def _evaluation(recipe: Recipe) -> None:
+    if not recipe.acting_env.not_stepped:
+        check_states(recipe, recipe.eval)
+        return
+    check_datasets((dataset.path for dataset in held_out_of(recipe)[0]), "eval.datasets")
+
+
+def held_out_of(recipe: Recipe) -> tuple[Sequence[DatasetConfig], float]:
+    """Return the datasets to measure action errors on, and the share of their episodes that is held out of cloning.
+
+    Raises:
+        ConfigError: neither `eval.datasets` nor a section that holds some out.
+    """
+    if recipe.eval.datasets:
+        return recipe.eval.datasets, 1.0
+    sft = getattr(recipe, "sft", None)
+    if sft is None or not sft.validation_fraction:
+        raise ConfigError(
+            "eval.datasets: without a simulator a policy is held against recorded episodes that it has not learned; "
+            "name them, or clone with sft.validation_fraction=0.1, which holds some out"
+        )
+    return sft.datasets, sft.validation_fraction
+
+
 def _datasets(recipe: Recipe) -> None:
     check_datasets(dataset.path for dataset in demonstrations_of(recipe).datasets)
 
 
 ANY = Command(Recipe)
-EVAL = Command(Recipe, looks=(lambda recipe: check_states(recipe, recipe.eval), _checkpoint))
+EVAL = Command(Recipe, looks=(_evaluation, _checkpoint))
 COLLECT = Command(Recipe, looks=(_acting_policy,))
 SFT = Command(Recipe, looks=(_datasets, _checkpoint))
-TRAIN = Command(TrainRecipe, "tabletop_grpo", (_demonstrations, _keyframes, _real_episodes, _checkpoint))
-LOOP = Command(LoopRecipe, "tabletop_imagination", (_demonstrations, _real_episodes, _checkpoint))
-PLAN = Command(TrainRecipe, "tabletop_grpo")
-STUDY = Command(LoopRecipe, "tabletop_imagination", (_one_process,))
+TRAIN = Command(
+    TrainRecipe, "tabletop_grpo", (_learns_by_acting, _demonstrations, _keyframes, _real_episodes, _checkpoint)
+)
+LOOP = Command(LoopRecipe, "tabletop_imagination", (_acts, _demonstrations, _real_episodes, _checkpoint))
+PLAN = Command(TrainRecipe, "tabletop_grpo", (_learns_by_acting,))
+STUDY = Command(LoopRecipe, "tabletop_imagination", (_acts, _one_process))
 FIT = Command(FitRecipe, "tabletop_world_model")
 OFFLINE = Command(OfflineRecipe, "tabletop_offline", (_base_checkpoint, _final_evaluation))
-ONLINE = Command(OnlineRecipe, "tabletop_online", (_base_checkpoint, _final_evaluation))
+ONLINE = Command(OnlineRecipe, "tabletop_online", (_acts, _base_checkpoint, _final_evaluation))
 HIL = Command(HilRecipe, "tabletop_hil", (_base_checkpoint, _practice, _final_evaluation))
-RAC = Command(RacRecipe, "tabletop_rac")
+RAC = Command(RacRecipe, "tabletop_rac", (_acts,))
 REWARD = Command(RewardRecipe, "tabletop_reward")
-FAILURE = Command(FailureRecipe, "tabletop_failure")
-HUB = Command(HubRecipe, "tabletop_hub")
+FAILURE = Command(FailureRecipe, "tabletop_failure", (_acts,))
+HUB = Command(HubRecipe, "tabletop_hub", (_acts,))

@@ -174,17 +174,16 @@ def test_what_a_step_draws_depends_on_seed_and_step_alone(shared):
 
 
 def test_hindsight_keyframes_by_hand():
-    gripper = np.array([-1, -1, 1, 1, -1, -1, -1, 1], np.float32)  # Episodes: frames 0-5 and 6-7.
-    actions = np.stack([np.zeros(8, np.float32), gripper], axis=1)
+    closing = np.array([0, 0, 1, 1, 0, 0, 0, 1], bool)  # Episodes: frames 0-5 and 6-7.
     state = np.arange(8, dtype=np.float32)[:, None].repeat(3, 1)
     ends = np.array([6] * 6 + [8] * 2)
     # Closes at 2, opens at 4, ends at 5; the second closes at 7, its last frame.
     every = np.ones(8, bool)
-    keyframes = hindsight_keyframes(state, actions, ends, every)
+    keyframes = hindsight_keyframes(state, closing, ends, every)
     assert keyframes is not None and keyframes[:, 0].tolist() == [2, 2, 4, 4, 5, 5, 7, 7]
-    assert hindsight_keyframes(state[:, :2], actions, ends, every) is None
+    assert hindsight_keyframes(state[:, :2], closing, ends, every) is None
     # Recorded every second step only: the states of frames 5 and 7 are older ones.
-    seldom = hindsight_keyframes(state, actions, ends, np.arange(8) % 2 == 0)
+    seldom = hindsight_keyframes(state, closing, ends, np.arange(8) % 2 == 0)
     assert seldom is not None and seldom.dtype == np.float32
     assert np.array_equal(seldom[:, 0], [2, 2, 4, 4, np.nan, np.nan, np.nan, np.nan], equal_nan=True)
 

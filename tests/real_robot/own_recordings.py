@@ -1,0 +1,70 @@
+"""Recordings as labs have them, made here: an arm that goes to where its cameras show a bar, and closes its gripper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+SO101 = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+SIZE, FPS = 48, 30
+INSTRUCTION = "go to the bar"
+
+
+def motion(seed: int, joints: int, grippers: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An episode in units of -1 to 1: state and action float32 (T, joints), and pictures uint8 (T, SIZE, SIZE, 3)."""
+    rng = np.random.default_rng(seed)
+    length, place = int(rng.integers(28, 36)), rng.uniform(-0.8, 0.8)
+    goal = place * np.linspace(1, 0.4, joints)
+    state, action = np.zeros((length, joints)), np.zeros((length, joints))
+    now = rng.normal(0, 0.05, joints)
+    for step in range(length):
+        state[step] = now
+        action[step] = now + np.clip(goal - now, -0.05, 0.05)
+        action[step, list(grippers)] = 1.0 if step > length - 8 else -1.0
+        now = now + 0.8 * (action[step] - now)
+    return state.astype(np.float32), action.astype(np.float32), np.stack([picture(place, now[0]) for now in state])
+
+
+def picture(place: float, joint: float) -> np.ndarray:
+    """A bar where the arm is to go, and the arm."""
+    image = np.full((SIZE, SIZE, 3), 60, np.uint8)
+    for value, color, rows in ((place, (230, 200, 40), slice(0, 24)), (joint, (40, 120, 240), slice(24, 48))):
+        column = int((value + 1) / 2 * (SIZE - 6))
+        image[rows, column : column + 6] = color
+    return image
+
+
+def so101(folder: Path, episodes: int = 6, videos: bool = True) -> Path:
+    """A LeRobotDataset v3 by LeRobot's own writer: six joints, in degrees and percent; two cameras."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    names = [f"{name}.pos" for name in SO101]
+    vector = {"dtype": "float32", "shape": (6,), "names": names}
+    image = {
+        "dtype": "video" if videos else "image",
+        "shape": (SIZE, SIZE, 3),
+        "names": ["height", "width", "channels"],
+    }
+    features = {"observation.state": vector, "action": vector}
+    features |= {f"observation.images.{camera}": image for camera in ("front", "wrist")}
+    dataset = LeRobotDataset.create(
+        "local/so101", FPS, features, root=folder, robot_type="so101_follower", use_videos=videos
+    )
+    scale, shift = np.array([60] * 5 + [50], np.float32), np.array([0] * 5 + [50], np.float32)
+    for number in range(episodes):
+        state, action, images = motion(number, 6, (5,))
+        for seen, asked, picture in zip(state, action, images, strict=True):
+            frame = {"observation.state": seen * scale + shift, "action": asked * scale + shift}
+            dataset.add_frame(
+                {
+                    **frame,
+                    "observation.images.front": picture,
+                    "observation.images.wrist": picture[::-1].copy(),
+                    "task": INSTRUCTION,
+                }
+            )
+        dataset.save_episode()
+    dataset.finalize()
+    return folder
