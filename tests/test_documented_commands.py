@@ -22,7 +22,7 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("*/pretrained/README.md")),
 )
-PROGRAM = re.compile(r"(?:vla-rl|-m vla_rl(?:\.cli)?) (?=\S)(.*)")
+PROGRAM = re.compile(r"(?:vla-rl|-m vla_rl) (?=\S)(.*)")
 ASIDE = re.compile(r"\s+#.*|\s{2,}.*")  # a comment, or the description in a table of commands
 
 

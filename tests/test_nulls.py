@@ -15,13 +15,13 @@ import pytest
 from tabular_problem import TablePolicy, roll_out
 
 from real_robot.failure.conformal import MIN_SHAPE, Band, BandKind, successes_needed
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import build_component
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.pooled import simulate
 from vla_rl.evaluation.sequential import difference_e_value, discordant_e_value
 from vla_rl.evaluation.statistics import clustered_sign_test, paired_bootstrap_interval, summarize_seeds
+from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 
 ALPHA, MOST, TASKS = 0.05, 0.06, 10
 STATES = (2, 3, 5, 10, 50)  # Of each task.

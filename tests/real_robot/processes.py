@@ -128,7 +128,7 @@ class RosGraph:
         return child
 
     def cli(self, name: str, *arguments: str) -> Child:
-        return self.start(name, "-m", "vla_rl.cli", *arguments)
+        return self.start(name, "-m", "vla_rl", *arguments)
 
     def check_alive(self) -> None:
         """

@@ -20,7 +20,6 @@ from tiny_run import make_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
@@ -29,6 +28,7 @@ from vla_rl.common.distributed.launched import launched_group
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.distributed.weights import trained_weights
 from vla_rl.interfaces import VecEnv
+from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig

@@ -34,7 +34,7 @@ from vla_rl.types import ActionChunk, Episode
 
 NO_CRITIC = (
     "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Set "
-    "policy.value_head=true, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
+    "policy.value_head=true, or use grpo, rloo or reinforce_pp, which need none."
 )
 NO_ANCHOR = (
     "algo.bc_coef is above 0, but no demonstrations are given to anchor to: name a dataset in sft.datasets, or set "

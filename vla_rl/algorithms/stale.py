@@ -61,7 +61,7 @@ def has_stale(episodes: Sequence[Episode], version: int, config: AlgoOptions, wo
     if found and not config.takes_stale_chunks:
         raise ValueError(
             f"algo.kind {config.kind!r} learns only from chunks that the policy drew as it is now, and these episodes "
-            "hold older ones. Roll out with a staleness of 0, or use grpo, mc_grpo, rloo, reinforce_pp or ppo."
+            "hold older ones. Roll out with a staleness of 0, or use grpo or ppo."
         )
     return found
 

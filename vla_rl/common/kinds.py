@@ -1,6 +1,12 @@
-"""What each `kind` of a recipe's section, and each kind of run, stands for: the one place that names other packages."""
+"""What each `kind` of a recipe's section, and each kind of run, stands for: the one place that names other packages.
+
+A file `methods/SECTION/KIND.py` of a package is a kind of that section too, by its `METHOD`, a config class: methods
+that are not shown to gain stand there, and nothing else names them.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 # section -> kind -> where its config class lives.
 KINDS: dict[str, dict[str, str]] = {
@@ -38,11 +44,9 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
-        "mc_grpo": "vla_rl.algorithms.mc_grpo:MCGRPOConfig",
         "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
         "ppo": "vla_rl.algorithms.ppo:PPOConfig",
         "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
-        "dr_grpo": "vla_rl.algorithms.dr_grpo:DRGRPOConfig",
     },
     "dynamics": {
         "transformer": "world_model.model.dynamics:TransformerConfig",
@@ -99,6 +103,10 @@ BASES: dict[str, str] = {
 
 # Those that the tables above name.
 OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
+for _package in OUR_PACKAGES:
+    for _file in sorted((Path(__file__).resolve().parents[2] / _package / "methods").glob("*/*.py")):
+        _section, _kind = _file.parent.name, _file.stem
+        KINDS[_section][_kind] = f"{_package}.methods.{_section}.{_kind}:METHOD"
 DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local", "dynamics": "transformer"}  # Where a section names none.
 # Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
 SECTION_OF = {

@@ -104,7 +104,7 @@ class TrainRecipe(Recipe):
             lambda r: r.train.reuse and not r.algo.takes_stale_chunks,
             lambda r: (
                 f"train.reuse: got {r.train.reuse}, but algo.kind {r.algo.kind!r} learns only from chunks that the "
-                "policy drew as it is now; set it to 0, or use grpo, mc_grpo, rloo, reinforce_pp or ppo"
+                "policy drew as it is now; set it to 0, or use grpo or ppo"
             ),
         ),
         Rule(

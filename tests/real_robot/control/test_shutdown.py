@@ -124,7 +124,7 @@ def test_a_terminal_that_is_closed(folder: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
-        os.execve(sys.executable, [sys.executable, "-m", "vla_rl.cli", *robot.command()], robot.graph.env)
+        os.execve(sys.executable, [sys.executable, "-m", "vla_rl", *robot.command()], robot.graph.env)
     try:
         robot.trace.write_text("")
         robot.ticks.write_text("")
@@ -178,7 +178,7 @@ def test_a_person_who_presses_ctrl_c_has_ended_it(folder: Path) -> None:
 def test_before_anything_moves_a_signal_ends_it_at_once(folder: Path) -> None:
     """There is no policy server: deploy waits for one."""
     log = folder / "deploy.log"
-    command = [sys.executable, "-m", "vla_rl.cli", "deploy", "sim_robot", "--server", "127.0.0.1:1"]
+    command = [sys.executable, "-m", "vla_rl", "deploy", "sim_robot", "--server", "127.0.0.1:1"]
     child = Child(command, log, {**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
         until(lambda: child.says("waiting for the policy server"), "the wait")

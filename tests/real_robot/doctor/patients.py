@@ -124,7 +124,7 @@ class Ros1Patient:
 
     def _doctor(self, contract: str) -> Report:
         master = f"transport.master={self.graph.master.uri}"
-        command = [sys.executable, "-m", "vla_rl.cli", "doctor", contract, master, "--json", "--seconds", f"{SECONDS}"]
+        command = [sys.executable, "-m", "vla_rl", "doctor", contract, master, "--json", "--seconds", f"{SECONDS}"]
         done = subprocess.run(
             command, cwd=ROOT, env=self.graph.env, capture_output=True, text=True, timeout=PATIENCE, check=False
         )

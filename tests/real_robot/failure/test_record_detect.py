@@ -182,7 +182,7 @@ def test_recordings_of_the_robot_make_a_detector_that_knows_its_failures(graph: 
         f"failure.fit_on.datasets={graph.folder}/recorded_train",
         f"failure.calibrate_on.datasets={graph.folder}/recorded_validation",
     ]
-    fit = ["-m", "vla_rl.cli", "failure", "fit", str(recipe), *overrides, "-o", str(graph.folder / "run")]
+    fit = ["-m", "vla_rl", "failure", "fit", str(recipe), *overrides, "-o", str(graph.folder / "run")]
     subprocess.run([sys.executable, *fit], check=True, cwd=ROOT, env=graph.env)
     folder = graph.folder / "run" / "detectors" / "safe_lstm"
     watched = graph.folder / "watched"

@@ -234,7 +234,7 @@ def test_a_hub_that_is_killed_leaves_its_robot_holding(tmp_path: Path, phase: st
     """The program itself, killed at once: while the policy drives, and while the person does."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with console_bench(link_timeout=1.0) as robot:
-        command = [sys.executable, "-m", "vla_rl.cli", "hub", "serve", "--robot", f"one={robot.url}", "--port", "0"]
+        command = [sys.executable, "-m", "vla_rl", "hub", "serve", "--robot", f"one={robot.url}", "--port", "0"]
         child = Child([*command, "--log", str(tmp_path / "hub.jsonl")], tmp_path / "hub.log", env)
         try:
             until(lambda: child.says("hub: http://127.0.0.1:"), "the hub", 60)

@@ -140,7 +140,7 @@ def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechB
     command = [
         sys.executable,
         "-m",
-        "vla_rl.cli",
+        "vla_rl",
         "deploy",
         str(robot),
         "--server",

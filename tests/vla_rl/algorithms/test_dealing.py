@@ -14,8 +14,8 @@ from toy_problem import ToyPolicy
 
 from vla_rl.algorithms.batch import Batch, Pool
 from vla_rl.algorithms.dealing import deal, even_workers
-from vla_rl.algorithms.dr_grpo import DRBatch
 from vla_rl.common.distributed.process_group import ProcessGroup
+from vla_rl.methods.algo.dr_grpo import DRBatch
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 # Decisions of 32 sampled episodes of the tabletop's cloned policy, eight of each of four tasks.

@@ -14,10 +14,10 @@ import torch
 import toy_problem as toy
 
 from vla_rl.algorithms import losses
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
+from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 from vla_rl.types import ActionChunk, Episode
 
 OPTIONS: dict[str, Any] = {"optim": {"name": "adamw", "lr": 1e-2}, "minibatch_size": 16, "epochs": 2}

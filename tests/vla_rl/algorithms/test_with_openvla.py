@@ -8,9 +8,9 @@ import torch
 from planted_values import PlantedValuesConfig
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.task_sampling import SamplingConfig

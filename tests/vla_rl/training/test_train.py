@@ -368,7 +368,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
 
 
 def start(recipe_file: Path, folder: Path, resume: bool = False) -> subprocess.Popen:
-    command = [sys.executable, "-m", "vla_rl.cli", "train", str(recipe_file), "--output", str(folder)]
+    command = [sys.executable, "-m", "vla_rl", "train", str(recipe_file), "--output", str(folder)]
     return subprocess.Popen(
         command + ["--resume"] * resume,
         stdout=subprocess.PIPE,

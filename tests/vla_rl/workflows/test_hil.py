@@ -58,7 +58,7 @@ class Command:
     """`run: hil` in a process of its own."""
 
     def __init__(self, run: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "vla_rl.cli", "train", *arguments, "--output", str(run)]
+        command = [sys.executable, "-m", "vla_rl", "train", *arguments, "--output", str(run)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def until(self, condition: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from vla_rl.policies.normalization import STATISTICS_FILE
 from vla_rl.policies.openvla.files import layout
 from vla_rl.policies.openvla.options import L1_AS_TOKENS, L1_WITHOUT_SCALE, Architecture, Decoder, OpenVLAOptions
 
-TOKEN_RL = ("grpo", "mc_grpo", "rloo", "reinforce_pp", "ppo (policy.value_head=true)")
+TOKEN_RL = ("grpo", "rloo", "reinforce_pp", "ppo (policy.value_head=true)")
 _NAMES: dict[Decoder, str] = {
     "autoregressive": "OpenVLA (autoregressive action tokens)",
     "parallel": "OpenVLA-OFT, discrete (parallel action tokens)",

@@ -131,7 +131,7 @@ def test_the_doctor_sees_whether_the_servers_are_there(scene: Scene) -> None:
     contract = scene.folder / "robot.yaml"
     text = CONTRACT.read_text().replace("{kind: ros1}", scene.transport)
     contract.write_text(text.replace("topic: /gripper_cmd", "topic: /gripper_cmt"))
-    doctor = scene.start("doctor", "-m", "vla_rl.cli", "doctor", str(contract), "--json", "--seconds", "1")
+    doctor = scene.start("doctor", "-m", "vla_rl", "doctor", str(contract), "--json", "--seconds", "1")
     assert doctor.process.wait(90) == 1
     said = doctor.output()
     assert "no server of control_msgs/GripperCommand (near: /gripper_cmd)" in said
@@ -176,7 +176,7 @@ def test_holds_and_stops_cancel_what_is_under_way_and_it_goes_on(scene: Scene) -
 
 def test_a_guard_gives_the_goals_and_cancels_them_when_the_loop_is_killed(scene: Scene) -> None:
     transport = f"transport={scene.transport}"
-    guard = scene.start("guard", "-m", "vla_rl.cli", "robot", "guard", str(CONTRACT), transport, "guard.timeout=0.3")
+    guard = scene.start("guard", "-m", "vla_rl", "robot", "guard", str(CONTRACT), transport, "guard.timeout=0.3")
     until(lambda: guard.says("forwards"), "the guard", 60)
     if scene.loop is not None:
         scene.loop.kill()

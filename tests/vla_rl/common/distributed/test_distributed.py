@@ -121,7 +121,7 @@ RUN = ("parallel=fsdp", "train.iterations=3", "train.keep_checkpoints=5", "train
 
 
 def train_together(recipe: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return launch("vla_rl.cli", "train", str(recipe), "--output", str(folder), *options, module=True)
+    return launch("vla_rl", "train", str(recipe), "--output", str(folder), *options, module=True)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_the_command_evaluates_with_two_processes(policies, tmp_path):
     recipe = make_recipe(policies[0], f"eval.episodes_per_task={EVAL.episodes_per_task}", "eval.videos=1")
     (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
     folder = tmp_path / "run"
-    result = launch("vla_rl.cli", "eval", str(tmp_path / "recipe.yaml"), "--output", str(folder), module=True)
+    result = launch("vla_rl", "eval", str(tmp_path / "recipe.yaml"), "--output", str(folder), module=True)
     assert result.returncode == 0, result.stderr[-4000:]
     assert result.stdout.count("report: ") == 1, "one process speaks"
     evaluation = Evaluation.load(folder / "evaluations" / "policy.json")

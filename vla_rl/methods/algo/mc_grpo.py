@@ -61,3 +61,6 @@ def median_baseline(
             scale = (deviation if deviation > 0 else float(values.std(ddof=1))) + eps
         advantage[rows] = centered / scale
     return advantage, included
+
+
+METHOD = MCGRPOConfig

@@ -10,10 +10,9 @@ import pytest
 import torch
 from tabular_problem import PlantedConfig, TablePolicy, exact_gradient, roll_out
 
-from vla_rl.algorithms.action_values import CoefficientFit, Coefficients, Correction
-from vla_rl.algorithms.dr_grpo import DRGRPOConfig, DRLearner
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError, build_component
+from vla_rl.methods.algo.dr_grpo import CoefficientFit, Coefficients, Correction, DRGRPOConfig, DRLearner
 
 GROUP_SIZE = 2
 WHOLE = {"micro_batch_size": 4096}  # In one pass, which is faster here.
