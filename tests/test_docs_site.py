@@ -34,7 +34,7 @@ def test_site_builds_and_documents_the_api(tmp_path: Path) -> None:
     assert sources <= pages
     api = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     for name in ("load_recipe", "make_env", "load_policy", "train", "evaluate"):
-        assert f'id="vla_rl.api.{name}"' in api
+        assert f'id="vla_rl.training.api.{name}"' in api
     assert not re.search(r'(?:src|href)="(?:https?:)?//fonts\.', api), "fonts come from the site itself"
 
 

@@ -72,7 +72,7 @@ def test_options_are_checked_like_those_of_a_recipe(recipe: vla_rl.Recipe) -> No
 
 def test_an_approximate_evaluation_is_of_the_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
-    monkeypatch.setattr("vla_rl.api.run_evaluation", lambda policy, env, config: found.append(env))
+    monkeypatch.setattr("vla_rl.training.api.run_evaluation", lambda policy, env, config: found.append(env))
     light = vla_rl.load_recipe("libero_object_bc", ["env.tasks=[]", "env.rendering=light"])
     policy: Any = object()
     vla_rl.evaluate(policy, light)
