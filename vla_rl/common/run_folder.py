@@ -146,7 +146,7 @@ def open_run(
         ConfigError: a folder in use without `resume`, nothing to resume, a run that another process of this machine is
             at, or another recipe in it.
     """
-    name = getattr(recipe, "name", "run")
+    name = str(getattr(recipe, "name", "run"))
     if resume:
         return _reopen(recipe, folder or _newest_run(name, root), free, check)
     plain, dated = root / name, root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
