@@ -13,8 +13,9 @@ divided by a standard deviation in any arm, and learning rates fall to 0, or the
 arms. WORLD_MODEL has been fitted with a calibrated probability; where real frames are judged, threshold and probability
 come from real episodes of the policy that RL starts from, by the same functions. Of the recipe (env a world model,
 real_env its simulator) come simulators, imagination, algorithm, groups and evaluation (one sample a state); --override
-changes it, such as real_env.num_envs=16. A folder holds results of one world model, policy, recipe and number of
-iterations (subject.json), and is refused to others. Each arm's policy is saved beside its results.
+changes it, such as real_env.num_envs=16, or env.body=simulated, with which an imagined state is the simulated body's.
+A folder holds results of one world model, policy, recipe and number of iterations (subject.json), and is refused to
+others. Each arm's policy is saved beside its results.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ def build_env(
     assert isinstance(recipe.env, WorldModelEnvConfig), "checked before"
     options = recipe.env.imagination.model_dump() | {"reward": kind, "stop_probability": stop}
     first = SimulatedInitialFrames(simulators(recipe))
-    seen = WorldModelEnv(world_model, first, validate(ImaginationConfig, options), truth.num_envs, seed=seed)
+    imagination, body = validate(ImaginationConfig, options), recipe.env.build_body()
+    seen = WorldModelEnv(world_model, first, imagination, truth.num_envs, seed=seed, body=body)
     told = HALVES.get(observations, ())
     return FactorialEnv(seen, truth, "true" if reward == "true" else "own", from_truth=told)
 

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
+from sim.body import Collisions, SimulatedBody
 from sim.libero.library import ASSETS_VARIABLE, import_library, suite_tasks
 from sim.libero.suites import (
     CAMERAS,
@@ -154,6 +155,10 @@ class LiberoConfig(SimConfig):
         same = super().exact()
         return same if self.rendering == "exact" else same.model_copy(update={"rendering": "exact"})
 
+    def build_body(self) -> SimulatedBody:
+        """See `EmbodiedConfig.build_body`: the arm, with LIBERO's controller and fixtures."""
+        return SimulatedBody(self.make())
+
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""
         return LiberoEnv(self, record_frames)
@@ -279,6 +284,16 @@ class LiberoEnv(SingleEnv):
         """The scene of the current episode's task."""
         assert self._loaded is not None, "reset the environment before using it"
         return self._loaded
+
+    @property
+    def model(self) -> Collisions:
+        """Of the current episode's scene."""
+        return self.loaded.scene.model
+
+    def proprioception(self) -> np.ndarray:
+        """The state without the perturbation's noise, float32 (8,)."""
+        scene = self.loaded.scene
+        return scene.proprioception(scene.shown())
 
     def apply(self, action: np.ndarray) -> bool:
         """One control step (50 ms)."""

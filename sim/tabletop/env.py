@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import SimConfig, check_horizons
+from sim.body import Collisions, SimulatedBody
 from sim.perturb import Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
@@ -119,6 +120,10 @@ class TabletopConfig(SimConfig):
             spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
         )
 
+    def build_body(self) -> SimulatedBody:
+        """See `EmbodiedConfig.build_body`: the floating gripper."""
+        return SimulatedBody(self.make())
+
     def make(self, record_frames: bool = False) -> TabletopEnv:
         """One environment. The first image rendered opens the process's GL context."""
         return TabletopEnv(self, record_frames)
@@ -150,10 +155,19 @@ class TabletopEnv(SingleEnv):
             ValueError: an unknown task (the message lists them), one left out of `tasks`, an
                 unknown split, a negative index, or a keyframe of another environment or task.
         """
+        self.begin(spec)
+        return self.observe()
+
+    def begin(self, spec: EpisodeSpec) -> None:
+        """`reset`, without drawing anything."""
         self._start(spec)
         if spec.keyframe is not None:
             self._restore(spec.keyframe, spec.instruction)
-        return self.observe()
+
+    @property
+    def model(self) -> Collisions:
+        """Of the current task's scene, which the process shares."""
+        return self._scene.model
 
     def _start(self, spec: EpisodeSpec) -> None:
         check_tasks((spec.task,))
@@ -254,9 +268,12 @@ class TabletopEnv(SingleEnv):
                 for name in self.config.cameras:
                     camera, ids = model.camera(name).id, self._scene.things
                     images[CAMERA_PREFIX + name] = render(model, data, camera, self.config.image_size, ids)
-        return self._perturbation.seen(SingleObservation(images, self._state(), self._instruction), self.num_steps)
+        return self._perturbation.seen(
+            SingleObservation(images, self.proprioception(), self._instruction), self.num_steps
+        )
 
-    def _state(self) -> np.ndarray:
+    def proprioception(self) -> np.ndarray:
+        """The state without the perturbation's noise, float32 (8,)."""
         qpos = self._now.qpos
         return np.array([*qpos[:3], *_axis_angle(qpos[3:6]), qpos[6], -qpos[7]], np.float32)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
+from vla_rl.body import Body, EmbodiedConfig
 from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import Admission, EnvConfig, TrustError
@@ -44,6 +45,11 @@ class WorldModelEnvConfig(EnvConfig):
     datasets: MaybeDatasets = Field(
         default=(), description="In place of first_frames: episodes begin as those of these LeRobotDatasets did."
     )
+    body: Literal["learned", "simulated"] = Field(
+        default="learned",
+        description="What moves the robot. learned: the world model; simulated: the simulator of first_frames, with "
+        "nothing movable in the robot's way, while all else is imagined (libero, tabletop).",
+    )
     imagination: ImaginationConfig = Field(default_factory=ImaginationConfig)
     trust: TrustConfig = Field(default_factory=TrustConfig)
     num_envs: PositiveInt = Field(default=64, description="Environments stepped together.")
@@ -73,7 +79,19 @@ class WorldModelEnvConfig(EnvConfig):
             )
         if self.first_frames is not None and self.first_frames.is_imagined:
             raise ConfigError("env.first_frames: got a world model, must be a real environment")
+        if self.body == "simulated" and not isinstance(self.first_frames, EmbodiedConfig):
+            found = "none" if self.first_frames is None else f"kind {self.first_frames.kind!r}"
+            raise ConfigError(
+                "env.body: got 'simulated', for which env.first_frames must be a simulator that moves the robot alone "
+                f"(libero, tabletop, or your own with build_body, see vla_rl/body.py), not {found}; "
+                "set env.body=learned"
+            )
         return self
+
+    def build_body(self) -> Body | None:
+        """The robot's simulated body; None where the world model moves it."""
+        section = self.first_frames
+        return section.build_body() if self.body == "simulated" and isinstance(section, EmbodiedConfig) else None
 
     def env_spec(self) -> EnvSpec:
         """Facts about the environment; loads no weights and starts no simulator.
@@ -149,6 +167,7 @@ class WorldModelEnvConfig(EnvConfig):
                 record_frames=record_frames,
                 admission=admission,
                 usual_disagreement=self._usual_disagreement(Path(admission.report)),
+                body=self.build_body(),
             )
         except BaseException:
             first_frames.close()

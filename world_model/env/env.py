@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
+from vla_rl.body import Body
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.interfaces import Admission
@@ -35,8 +34,10 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
+from world_model.env.bodies import Bodies
 from world_model.env.download import Seen, read_chunk
 from world_model.env.repeats import RepeatCounter, start_name
+from world_model.env.saved import KIND, memory_arrays, saved_memory
 from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
 from world_model.imagination.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
@@ -46,13 +47,11 @@ from world_model.types import Frames
 
 log = logging.getLogger(__name__)
 
-KIND = "world_model"
 UNKNOWN_DISAGREEMENT = (
     "env.imagination.disagreement_penalty: is in multiples of how far futures usually disagree, which the world "
     "model's trust report does not say for this env.imagination; measure trust with the same ensemble and posterior "
     "(vla-rl world-model eval ... env.imagination.ensemble=2), or set env.imagination.disagreement_penalty=0"
 )
-BFLOAT16 = ":bfloat16"  # Ends the name of an array that holds the bits of one, which numpy does not know.
 
 
 class WorldModelEnv:
@@ -77,6 +76,8 @@ class WorldModelEnv:
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
         usual_disagreement: of futures on held-out episodes; with a penalty it must be known.
+        body: tells the robot's state, in what is shown and remembered; closed with the environment. None: it is
+            imagined.
 
     Raises:
         ValueError: num_envs below 1.
@@ -95,6 +96,7 @@ class WorldModelEnv:
         record_frames: bool = False,
         admission: Admission | None = None,
         usual_disagreement: float | None = None,
+        body: Body | None = None,
     ) -> None:
         check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
@@ -105,6 +107,7 @@ class WorldModelEnv:
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
         self._repeats = RepeatCounter(same_noise=not config.fresh_noise)
+        self._bodies = None if body is None else Bodies(body, world_model, num_envs)
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
@@ -128,7 +131,7 @@ class WorldModelEnv:
         """Start one episode in each given environment (see `VecEnv.reset`).
 
         Raises:
-            ValueError: also for a keyframe of another task, simulator or world model.
+            ValueError: also for a keyframe of another task, simulator or world model, or without the robot's body.
         """
         ids = checked_ids(env_ids, self.num_envs)
         check_specs(specs, ids, self.spec)
@@ -136,6 +139,8 @@ class WorldModelEnv:
             if spec.keyframe is not None and spec.keyframe.task != spec.task:
                 raise ValueError(f"keyframe: is of task {spec.keyframe.task!r}, the episode of {spec.task!r}")
         self._set_status(ids, "ended")
+        if self._bodies is not None:
+            self._bodies.begin(ids, specs)
         real, recorded = [], []
         for i, spec in zip(ids, specs, strict=True):
             kind = spec.keyframe.env if spec.keyframe else ""
@@ -186,33 +191,10 @@ class WorldModelEnv:
         arrays, position = keyframe.arrays, self._repeats.next(spec)
         instruction = spec.instruction or arrays["instruction"].tobytes().decode()
         seed = None if position == 0 else self._seed_of(spec, position)
-        self._remember([env_id], self._memory_of(keyframe, instruction, seed))
+        self._remember([env_id], saved_memory(self.world_model, keyframe, instruction, seed, self.config.posterior))
         self._shown[env_id], self._state[env_id] = arrays["images"], arrays["state"]
         self._steps[env_id], self._imagined[env_id] = keyframe.step, int(arrays["imagined"])
         self._instruction[env_id] = instruction
-
-    def _memory_of(self, keyframe: Keyframe, instruction: str, seed: int | None) -> Memory:
-        """What the keyframe remembers, with its own noise or that of a seed."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name, array in keyframe.arrays.items():
-            if name.startswith("memory."):
-                tensor = _as_tensor(name, array)[None].to(self.world_model.device)
-                tensors[name.removeprefix("memory.").removesuffix(BFLOAT16)] = tensor
-        other = "keyframe: is of another world model, or older than this version; use one that was saved in this one"
-        expected = {
-            "reference.latents": (1, 1, len(self.spec.cameras), *self.world_model.autoencoder.latent_shape),
-            "reference.states": (1, 1, self.spec.state_dim),
-        }
-        if any(name not in tensors or tensors[name].shape != shape for name, shape in expected.items()):
-            raise ValueError(other)
-        reference = Frames(tensors["reference.latents"], tensors["reference.states"])
-        blank = self.world_model.begin(reference, [instruction], [seed or 0])
-        if self.config.posterior:
-            blank = self.world_model.with_members(blank, [0])  # The keyframe has its own, which is gone on with.
-        if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
-            raise ValueError(other)
-        memory = blank.with_tensors(tensors)
-        return memory if seed is None else replace(memory, noise=blank.noise)
 
     def _remember(self, ids: Sequence[int], memory: Memory) -> None:
         """Put episodes' memory where it belongs."""
@@ -254,7 +236,9 @@ class WorldModelEnv:
         memory = self._memory if self._are_all(ids) else self._memory.select(ids)
         left = self._steps_left(ids)
         planned = np.minimum(length, left)
-        chunk = imagine_chunk(self.world_model, memory, self.world_model.actions(array, planned), self.config)
+        told = None if self._bodies is None else self._bodies.step(ids, array, planned)
+        done = self.world_model.actions(array, planned)
+        chunk = imagine_chunk(self.world_model, memory, done, self.config, states=told)
 
         seen = read_chunk(self.world_model, chunk, self.config, self.record_frames)
         lost = self._broken(ids, seen)
@@ -393,15 +377,15 @@ class WorldModelEnv:
         assert self._memory is not None, "an environment runs, so it has been reset"
         keyframes = []
         for i in ids:
-            memory = self._memory.select([i])
-            arrays = dict(_as_array(f"memory.{name}", tensor[0]) for name, tensor in memory.tensors().items())
-            arrays |= {
+            arrays = memory_arrays(self._memory.select([i])) | {
                 "images": self._shown[i].copy(),
                 "state": self._state[i].copy(),
                 "imagined": self._imagined[i].copy(),
                 "paid": self._paid[i].copy(),
                 "instruction": np.frombuffer(self._instruction[i].encode(), np.uint8),
             }
+            if self._bodies is not None:
+                arrays |= self._bodies.arrays(i)
             keyframes.append(Keyframe(KIND, self._task[i], int(self._steps[i]), arrays))
         return keyframes
 
@@ -420,15 +404,10 @@ class WorldModelEnv:
     def close(self) -> None:
         """Close the first frames and forget all episodes. May be called twice."""
         self._first_frames.close()
+        if self._bodies is not None:
+            self._bodies.close()
         self._memory = None
         self._set_status(range(self.num_envs), "ended")
-
-
-def _as_array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return name + BFLOAT16, tensor.view(torch.int16).numpy().copy()
-    return name, tensor.numpy().copy()
 
 
 def _likely(seen: Seen, last: np.ndarray) -> dict[str, np.ndarray]:
@@ -437,8 +416,3 @@ def _likely(seen: Seen, last: np.ndarray) -> dict[str, np.ndarray]:
         return {}
     executed = np.arange(seen.probability.shape[1]) <= last[:, None]
     return {PROBABILITY: np.where(executed, seen.probability, 0).max(1)}
-
-
-def _as_tensor(name: str, array: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
-    return tensor.view(torch.bfloat16) if name.endswith(BFLOAT16) else tensor

@@ -47,11 +47,14 @@ def imagine_chunk(
     actions: Actions,
     config: ImaginationConfig,
     judged: torch.Tensor | None = None,
+    states: torch.Tensor | None = None,
 ) -> ImaginedChunk:
     """Imagine the F frames that a chunk of actions leads to. `memory` is not extended.
 
     Args:
         judged: bool (B, F), frames of the episode, which may succeed and disagree; None: those with an executed action.
+        states: float32 (B, F, S), normalized, in place of the imagined ones where not NaN; None: all are imagined. The
+            pictures of a chunk's second frame and later ones follow from imagined states all the same.
 
     Ensemble: `ensemble` - 1 more futures are imagined with other noise; where a member of the posterior imagines the
     episode, with the same noise by the members after it. Disagreement is the standard deviation over
@@ -63,7 +66,7 @@ def imagine_chunk(
     in the first future in which it failed, so that no later frame inherits a success that was luck.
     """
     noise = memory.noise.rows
-    frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
+    frames = _told(world_model.dynamics.imagine(memory.context, actions, memory.noise), states)
     success_score, clip_score = world_model.scores(memory, frames)
     counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
     success = _predicted(world_model, success_score, clip_score, counted, config)
@@ -76,8 +79,9 @@ def imagine_chunk(
     chosen = [row for row, predicted in enumerate(success.any(1).tolist()) if predicted] if config.dual_noise else []
     if chosen:
         again, again_memory = _again(world_model, memory, actions, chosen, config.dual_noise, config.ensemble - 1)
-        scores = world_model.scores(again_memory, again)
         rows = torch.tensor(chosen, device=success.device)
+        again = _told(again, None if states is None else states[rows.repeat_interleave(config.dual_noise)])
+        scores = world_model.scores(again_memory, again)
         repeated = counted[rows.repeat_interleave(config.dual_noise)]
         held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
         flipped = ~held.all(1)
@@ -95,6 +99,11 @@ def imagine_chunk(
     error = world_model.action_errors(memory, frames, actions) if config.action_penalty else None
     scores = (success_score, clip_score)
     return ImaginedChunk(frames, actions, *scores, success, discarded, disagreement, untrusted, objects, error)
+
+
+def _told(frames: Frames, states: torch.Tensor | None) -> Frames:
+    """The frames with the states that are known in place of the imagined ones."""
+    return frames if states is None else replace(frames, states=torch.where(states.isnan(), frames.states, states))
 
 
 def _predicted(

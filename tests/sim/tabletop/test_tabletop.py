@@ -103,12 +103,12 @@ def test_full_translation_moves_five_centimeters(env: TabletopEnv, axis: int, si
     env._start(EpisodeSpec("pick_place"))
     env.apply(np.array([1, 0, 0, 0, 0, 0, -1]))
     env.apply(STAY)
-    before = env._state()
+    before = env.proprioception()
     action = STAY.copy()
     action[axis] = sign
     env.apply(action)
     env.apply(STAY)
-    moved = env._state()[:3] - before[:3]
+    moved = env.proprioception()[:3] - before[:3]
     expected = np.zeros(3)
     expected[axis] = 0.05 * sign
     np.testing.assert_allclose(moved, expected, atol=0.002)
@@ -116,11 +116,11 @@ def test_full_translation_moves_five_centimeters(env: TabletopEnv, axis: int, si
 
 def test_rotation_is_an_axis_angle_about_the_world(env: TabletopEnv) -> None:
     env._start(EpisodeSpec("pick_place"))
-    np.testing.assert_allclose(env._state()[3:6], [np.pi, 0, 0], atol=0.01)
+    np.testing.assert_allclose(env.proprioception()[3:6], [np.pi, 0, 0], atol=0.01)
     env.apply(np.array([0, 0, 0, 0, 0, 0.8, -1]))  # 0.4 rad about z
     env.apply(STAY)
     # Rz(a) Rx(pi) turns by pi about (cos a/2, sin a/2, 0).
-    np.testing.assert_allclose(env._state()[3:6], np.pi * np.array([np.cos(0.2), np.sin(0.2), 0]), atol=0.03)
+    np.testing.assert_allclose(env.proprioception()[3:6], np.pi * np.array([np.cos(0.2), np.sin(0.2), 0]), atol=0.03)
 
 
 def test_gripper_opens_below_zero_and_closes_above(env: TabletopEnv) -> None:
@@ -128,15 +128,15 @@ def test_gripper_opens_below_zero_and_closes_above(env: TabletopEnv) -> None:
     for command, width in ((1, 0.0), (-1, sc.OPEN_WIDTH)):
         for _ in range(8):
             env.apply(np.array([0, 0, 0, 0, 0, 0, command]))
-        np.testing.assert_allclose(env._state()[6:], [width, -width], atol=0.002)
+        np.testing.assert_allclose(env.proprioception()[6:], [width, -width], atol=0.002)
 
 
 def test_the_gripper_stays_in_its_box(env: TabletopEnv) -> None:
     env._start(EpisodeSpec("pick_place"))
     for _ in range(20):
         env.apply(np.array([1, 1, -1, 1, 1, 1, 1]))
-    assert np.isfinite(env._state()).all()
-    assert (np.abs(env._state()[:2]) < 0.3).all() and env._state()[2] > 0
+    assert np.isfinite(env.proprioception()).all()
+    assert (np.abs(env.proprioception()[:2]) < 0.3).all() and env.proprioception()[2] > 0
 
 
 # --- initial states ------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_keyframe_continues_to_the_bit_in_a_fresh_env(task: str) -> None:
             solved = one.apply(action)
             obs = one.observe() if step % 8 == 7 else None
             trail += [action, one._now.qpos.copy(), np.array(solved)] + ([obs.images["agentview"]] if obs else [])
-        return [*trail, one._state(), np.array([one.num_steps, one.horizon])]
+        return [*trail, one.proprioception(), np.array([one.num_steps, one.horizon])]
 
     truth = rest(env)
     fresh = TabletopConfig().make()

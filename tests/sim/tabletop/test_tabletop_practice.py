@@ -92,7 +92,7 @@ def test_each_task_begins_in_the_scene_that_the_other_has_left(env: TabletopEnv)
         left = one.drive_home()
         assert left is not None and left.step == 0
         shown = one.observe()
-        np.testing.assert_allclose(one._state()[:3], HOME, atol=0.005)
+        np.testing.assert_allclose(one.proprioception()[:3], HOME, atol=0.005)
         assert one._view.opening > 0.1 and not one._view.gripper_touches()
         for other in (one, env):
             seen = other.reset(EpisodeSpec(task, "train", 99, keyframe=left))
