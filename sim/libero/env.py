@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
-from sim.body import Collisions, SimulatedBody
 from sim.libero.library import ASSETS_VARIABLE, import_library, suite_tasks
 from sim.libero.suites import (
     CAMERAS,
@@ -33,6 +32,7 @@ from sim.libero.suites import (
 from sim.perturb import Axis, Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
+from sim.vector.body import Collisions, SimulatedBody
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX

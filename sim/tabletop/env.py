@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import SimConfig, check_horizons
-from sim.body import Collisions, SimulatedBody
 from sim.perturb import Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
@@ -41,6 +40,7 @@ from sim.tabletop.tasks import (
     knocked_velocity,
     spread_out,
 )
+from sim.vector.body import Collisions, SimulatedBody
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 

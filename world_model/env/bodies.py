@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vla_rl.body import Body
 from vla_rl.data.keyframes import RECORDED
+from vla_rl.rollout.body import Body
 from vla_rl.types import EpisodeSpec, Keyframe
 from world_model.env.saved import KIND
 from world_model.model.world_model import WorldModel

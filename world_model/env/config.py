@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.body import Body, EmbodiedConfig
 from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import Admission, EnvConfig, TrustError
+from vla_rl.rollout.body import Body, EmbodiedConfig
 from vla_rl.rollout.source import LaterEnv
 from vla_rl.types import EnvSpec, EpisodeSpec
 from world_model.config import ImaginationConfig
@@ -83,7 +83,7 @@ class WorldModelEnvConfig(EnvConfig):
             found = "none" if self.first_frames is None else f"kind {self.first_frames.kind!r}"
             raise ConfigError(
                 "env.body: got 'simulated', for which env.first_frames must be a simulator that moves the robot alone "
-                f"(libero, tabletop, or your own with build_body, see vla_rl/body.py), not {found}; "
+                f"(libero, tabletop, or your own with build_body, see vla_rl/rollout/body.py), not {found}; "
                 "set env.body=learned"
             )
         return self

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.body import Body
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.interfaces import Admission
+from vla_rl.rollout.body import Body
 from vla_rl.rollout.env_checks import (
     EnvStatus,
     check_num_envs,

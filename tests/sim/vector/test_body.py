@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.tabletop.env import TabletopConfig
-from vla_rl.body import EmbodiedConfig
+from vla_rl.rollout.body import EmbodiedConfig
 from vla_rl.types import EpisodeSpec
 
 CONFIG = TabletopConfig(block_yaw=0.0)

@@ -49,7 +49,7 @@ class EmbodiedEnv(Protocol):
 
 
 class SimulatedBody:
-    """See `vla_rl.body.Body`. Fixtures stay; what moves freely is fallen through, from the first step on.
+    """See `vla_rl.rollout.body.Body`. Fixtures stay; what moves freely is fallen through, from the first step on.
 
     Args:
         env: of its own, closed with this one.
