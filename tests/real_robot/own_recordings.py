@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
+import h5py
 import numpy as np
 
 SO101 = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
@@ -68,3 +71,54 @@ def so101(folder: Path, episodes: int = 6, videos: bool = True) -> Path:
         dataset.save_episode()
     dataset.finalize()
     return folder
+
+
+def aloha(folder: Path, episodes: int = 6, compressed: bool = True) -> Path:
+    """A folder of HDF5 files as ALOHA's record_episodes.py writes them: 14 joints, three cameras, JPEG or raw."""
+    folder.mkdir(parents=True)
+    cameras = ("cam_high", "cam_left_wrist", "cam_right_wrist")
+    for number in range(episodes):
+        state, action, images = motion(number, 14, (6, 13))
+        for values in (state, action):
+            values[:, [6, 13]] = (values[:, [6, 13]] + 1) / 2  # The grippers are 0 closed, 1 open.
+        with h5py.File(folder / f"episode_{number}.hdf5", "w") as file:
+            file.attrs["sim"] = False
+            file["observations/qpos"], file["observations/qvel"], file["action"] = state, np.zeros_like(state), action
+            lengths = []
+            for camera in cameras:
+                if not compressed:
+                    file[f"observations/images/{camera}"] = images
+                    continue
+                jpegs = [cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])[1] for image in images]
+                lengths.append([len(jpeg) for jpeg in jpegs])
+                rows = np.zeros((len(jpegs), max(map(len, jpegs)) + 7), np.uint8)
+                for row, jpeg in zip(rows, jpegs, strict=True):
+                    row[: len(jpeg)] = jpeg.reshape(-1)
+                file[f"observations/images/{camera}"] = rows
+            if compressed:
+                file.attrs["compress"] = True
+                file["compress_len"] = lengths
+    return folder
+
+
+def robomimic(file: Path, episodes: int = 6) -> Path:
+    """A file in robomimic's layout, of robosuite's Panda under its hand's controller: 7 actions, two cameras."""
+    with h5py.File(file, "w") as opened:
+        data = opened.create_group("data")
+        args = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 20, "robots": ["Panda"]}}
+        data.attrs["env_args"], data.attrs["total"] = json.dumps(args), episodes
+        for number in range(episodes):
+            state, action, images = motion(number, 7, (6,))
+            length = len(action)
+            step = np.concatenate([(action - state)[:, :6] / 0.05, action[:, 6:]], 1)
+            quaternion = np.tile(np.array([0, 0, 0, 1], np.float32), (length, 1))
+            demo = data.create_group(f"demo_{number}")
+            demo.attrs["num_samples"] = length
+            demo["actions"], demo["rewards"] = np.clip(step, -1, 1), np.eye(length)[-1]
+            demo["dones"], demo["states"] = np.eye(length)[-1], np.zeros((length, 32))
+            demo["obs/robot0_eef_pos"], demo["obs/robot0_eef_quat"] = 0.2 * state[:, :3], quaternion
+            demo["obs/robot0_gripper_qpos"] = 0.04 * np.abs(state[:, [6, 6]])
+            demo["obs/object"] = np.zeros((length, 10))
+            demo["obs/agentview_image"] = images
+            demo["obs/robot0_eye_in_hand_image"] = images[:, ::-1]
+    return file

@@ -12,16 +12,22 @@ import typer
 from real_robot.operator.recording_folder import finish
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
+from vla_rl.data.aloha_hdf5 import import_aloha
+from vla_rl.data.dataset_check import is_dataset
+from vla_rl.data.hdf5 import is_hdf5, layout_of
 from vla_rl.data.lerobot_io import RECORDING_SETTINGS, staging_folder
 from vla_rl.data.libero_hdf5 import import_libero
 from vla_rl.data.plain_folder import import_folder
 from vla_rl.data.rlds import RldsOptions, import_rlds, versions
+from vla_rl.data.robomimic_hdf5 import RobomimicOptions, import_robomimic
 
 
 class Format(StrEnum):
     """What a source is."""
 
     libero = "libero"
+    aloha = "aloha"
+    robomimic = "robomimic"
     rlds = "rlds"
     folder = "folder"
     bags = "bags"
@@ -31,14 +37,18 @@ class Format(StrEnum):
 # What each is, and by what it is recognized.
 FORMATS = {
     Format.libero: "LIBERO's demonstrations (.hdf5)",
+    Format.aloha: "ALOHA's recordings (.hdf5, or a folder of them)",
+    Format.robomimic: "robomimic's demonstrations (.hdf5)",
     Format.rlds: "an RLDS dataset (features.json)",
     Format.folder: "videos and CSV (dataset.yaml, episodes/)",
     Format.bags: "a robot's bags (.mcap, .bag, rosbag2)",
     Format.recording: "a recording that was cut off (.NAME.recording beside it)",
 }
-# The options that only one of them has.
+# The options that not all of them have.
 OPTIONS = {
     Format.libero: ("keep_pauses",),
+    Format.aloha: ("instruction", "failures", "fps"),
+    Format.robomimic: ("fps", "camera", "state", "action", "instruction", "gripper", "success", "episodes"),
     Format.rlds: (
         *("fps", "camera", "state", "action", "language", "gripper", "rotate", "last_step", "success", "split"),
         "episodes",
@@ -47,18 +57,19 @@ OPTIONS = {
 }
 Cameras = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=FEATURE", help="rlds: a picture below observation, and its name here; none: all."),
+    typer.Option(metavar="NAME=FEATURE", help="rlds, robomimic: pictures among what is observed, and their name here."),
 ]
 State = Annotated[
-    list[str] | None, typer.Option(metavar="FEATURE", help="rlds: of the state, in order; none: observation/state.")
+    list[str] | None,
+    typer.Option(metavar="FEATURE", help="rlds, robomimic: of the state, in order; by default it is found."),
 ]
 Action = Annotated[
-    list[str] | None, typer.Option(metavar="FEATURE", help="rlds: of the action, in order; none: action.")
+    list[str] | None, typer.Option(metavar="FEATURE", help="rlds, robomimic: of the action, in order; by default all.")
 ]
 Language = Annotated[str, typer.Option(metavar="FEATURE", help="rlds: the instruction; by default it is found.")]
 Gripper = Annotated[
     Literal["as_is", "one_opens", "one_closes"],
-    typer.Option(help="rlds: as_is, or for 0..1: one_opens, one_closes; becomes -1 open, 1 closed."),
+    typer.Option(help="rlds, robomimic: as_is, or for 0..1: one_opens, one_closes; becomes -1 open, 1 closed."),
 ]
 Rotate = Annotated[list[str] | None, typer.Option(metavar="NAME", help="rlds: a camera that is upside down.")]
 LastStep = Annotated[
@@ -66,9 +77,12 @@ LastStep = Annotated[
     typer.Option(help="rlds: action: the last step has one to learn from; observation: only what was seen."),
 ]
 Success = Annotated[
-    Literal["reward", "all"], typer.Option(help="rlds: reward: success where it is positive; all: each episode.")
+    Literal["reward", "all"],
+    typer.Option(help="rlds, robomimic: reward: success where it is positive; all: each episode."),
 ]
-Rate = Annotated[int, typer.Option(min=0, help="rlds: control steps a second; 0: 20 for LIBERO's, else it is asked.")]
+Rate = Annotated[
+    int, typer.Option(min=0, help="rlds, aloha, robomimic: control steps a second; 0: as the format or the file says.")
+]
 Robot = Annotated[str, typer.Option(metavar="ROBOT", help="bags: a contract (YAML), or the name of a shipped one.")]
 
 
@@ -89,8 +103,8 @@ def import_data(
         bool, typer.Option("--keep-pauses", help="libero: keep steps in which nothing is commanded.")
     ] = False,
     robot: Robot = "",
-    instruction: Annotated[str, typer.Option(help="bags: what the robot was asked to do.")] = "",
-    failures: Annotated[bool, typer.Option("--failures", help="bags: these recordings show failures.")] = False,
+    instruction: Annotated[str, typer.Option(help="bags, aloha, robomimic: what the robot was asked to do.")] = "",
+    failures: Annotated[bool, typer.Option("--failures", help="bags, aloha: these recordings show failures.")] = False,
     fps: Rate = 0,
     camera: Cameras = None,
     state: State = None,
@@ -101,15 +115,15 @@ def import_data(
     last_step: LastStep = "action",
     success: Success = "reward",
     split: Annotated[str, typer.Option(help="rlds: which of the dataset's splits.")] = "train",
-    episodes: Annotated[int, typer.Option(min=0, help="rlds: at most so many; 0: all.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="rlds, robomimic: at most so many; 0: all.")] = 0,
 ) -> None:
-    """Make a LeRobotDataset of LIBERO's HDF5, RLDS, a robot's bags, videos and CSV, or a recording that was cut off.
+    """Make a LeRobotDataset of ALOHA's, robomimic's or LIBERO's HDF5, RLDS, bags, videos and CSV, or a cut recording.
 
     An option of another format than SOURCE has is refused. RLDS is read without TensorFlow.
     """
     form = form or _recognized(sources)
     _check_options(context, form)
-    if form not in (Format.libero, Format.bags) and len(sources) > 1:
+    if form in (Format.rlds, Format.folder, Format.recording) and len(sources) > 1:
         raise ConfigError(f"import: got {len(sources)} sources; of {FORMATS[form]} give one folder")
     if form is not Format.recording and output is None:
         raise ConfigError(f"--output: {FORMATS[form]} needs it; name the dataset's folder to make")
@@ -128,6 +142,16 @@ def _imported(form: Format, sources: Sequence[Path], output: Path, given: Mappin
         return import_folder(sources[0], output, say)
     if form is Format.bags:
         return _import_bags(sources, output, given["robot"], given["instruction"], not given["failures"])
+    if form is Format.aloha:
+        if not given["instruction"]:
+            raise ConfigError("import: ALOHA's files do not say what the robot was asked to do; give --instruction")
+        return import_aloha(sources, output, given["instruction"], not given["failures"], given["fps"], say)
+    if form is Format.robomimic:
+        one = {name: given[name] for name in ("fps", "instruction", "gripper", "success", "episodes")}
+        keys = {name: tuple(given[name] or ()) for name in ("state", "action")}
+        return import_robomimic(
+            sources, output, RobomimicOptions(cameras=_cameras(given["camera"] or ()), **keys, **one), say
+        )
     several = {name: tuple(given[name] or ()) for name in ("state", "action", "rotate")}
     one = {name: given[name] for name in ("fps", "language", "gripper", "last_step", "success", "split", "episodes")}
     options = RldsOptions(cameras=_cameras(given["camera"] or ()), **several, **one)
@@ -149,8 +173,12 @@ def _recognized(sources: Sequence[Path]) -> Format:
 def _form(source: Path) -> Format:
     if (staging_folder(source) / RECORDING_SETTINGS).is_file():
         return Format.recording
-    if source.suffix in (".hdf5", ".h5") and source.exists():
-        return Format.libero
+    if is_dataset(source):
+        raise ConfigError(f"{source}: is a LeRobotDataset already; name it in env.dataset and sft.datasets as it is")
+    if is_hdf5(source) and source.is_file():
+        return Format(layout_of(source))
+    if source.is_dir() and (files := sorted(file for file in source.iterdir() if is_hdf5(file))):
+        return Format(layout_of(files[0]))
     if (source.suffix in (".mcap", ".bag") and source.exists()) or (source / "metadata.yaml").is_file():
         return Format.bags
     if (source / "dataset.yaml").is_file() or (source / "episodes").is_dir():
@@ -170,14 +198,14 @@ def _check_options(context: typer.Context, form: Format) -> None:
     Raises:
         ConfigError: an option was given that this format has not.
     """
-    for owner, names in OPTIONS.items():
-        for name in names if owner is not form else ():
-            if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
-                own = ", ".join(map(_flag, OPTIONS.get(form, ()))) or "none"
-                raise ConfigError(
-                    f"{_flag(name)}: is of {FORMATS[owner]}, and this is {FORMATS[form]}, whose own options are: "
-                    f"{own}. Leave it out, or name the form by --format"
-                )
+    own = OPTIONS.get(form, ())
+    for name in dict.fromkeys(name for names in OPTIONS.values() for name in names if name not in own):
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            owners = " and ".join(FORMATS[owner] for owner, names in OPTIONS.items() if name in names)
+            raise ConfigError(
+                f"{_flag(name)}: is of {owners}, and this is {FORMATS[form]}, whose own options are: "
+                f"{', '.join(map(_flag, own)) or 'none'}. Leave it out, or name the form by --format"
+            )
     if form is Format.recording and context.params["output"] is not None:
         raise ConfigError("--output: a recording becomes the dataset that it was begun as; leave --output out")
 

@@ -24,7 +24,14 @@ from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 SCHEMA_VERSION = 1
 STATES_FOLDER = "keyframes"  # In a dataset's folder: the simulator's states.
-RECORDINGS = ("recording", "bags", "folder", "RLDS")  # The `source` in the notes of datasets that number their own.
+RECORDINGS = (
+    "recording",
+    "bags",
+    "folder",
+    "RLDS",
+    "ALOHA",
+    "robomimic",
+)  # The `source` in the notes of datasets that number their own.
 RECORDED = "recorded"  # `Keyframe.env` of a moment of a recorded episode.
 
 

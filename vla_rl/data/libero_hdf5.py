@@ -11,16 +11,16 @@ OpenVLA does. The instruction is the benchmark's: the files' own text words some
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from vla_rl.common.task_names import libero_instruction
-from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
+from vla_rl.data.hdf5 import hdf5_files
 from vla_rl.data.importing import demonstration, write_episodes
 from vla_rl.data.lerobot_io import RecordedEpisode, encode_png
 
@@ -46,13 +46,9 @@ def import_libero(
 
     Raises:
         DatasetError: a file that is not such a one, or is damaged; the message names the part.
-        ConfigError: no files, or h5py is not installed.
+        ConfigError: no files.
     """
-    if not files:
-        raise ConfigError("import: name at least one HDF5 file")
-    times = Counter(file.resolve() for file in files)
-    if twice := [str(file) for file in files if times[file.resolve()] > 1]:
-        raise ConfigError(f"import: one file is named more than once: {', '.join(twice)}. Name it once")
+    files = hdf5_files(files)
 
     def episodes() -> Iterator[tuple[str, RecordedEpisode]]:
         for file in files:
@@ -70,12 +66,8 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
     """Read the demonstrations of one file, in their numbers' order, each with how many of its steps were left out.
 
     Raises:
-        DatasetError: not LIBERO's layout, or damaged. ConfigError: h5py is not installed.
+        DatasetError: not LIBERO's layout, or damaged.
     """
-    try:
-        import h5py
-    except ModuleNotFoundError:
-        raise ConfigError("import: h5py is not installed. Run: pip install '.[libero]'") from None
     try:
         with h5py.File(file, "r") as opened:
             data: Any = opened["data"]

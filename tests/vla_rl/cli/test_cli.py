@@ -120,7 +120,7 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
         (["import", "nosuch/*.hdf5", "-o", "{tmp}/out"], "nosuch/*.hdf5: no such file or folder"),
-        (["import", "nosuch", "-o", "{tmp}/out"], "import takes: LIBERO's demonstrations (.hdf5); an RLDS"),
+        (["import", "nosuch", "-o", "{tmp}/out"], "import takes: LIBERO's demonstrations (.hdf5); ALOHA's"),
         (["import", "{tmp}", "-o", "{tmp}/out"], "is none of these: LIBERO's"),
         (["import", "{tmp}/a.mcap"], "a.mcap: no such file"),
         (
@@ -131,7 +131,7 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["import", "a", "--format", "recording", "-o", "b"], "--output: a recording becomes the dataset that it was"),
         (
             ["import", "a", "--format", "libero", "--fps", "5"],
-            "--fps: is of an RLDS dataset (features.json), and this is",
+            "robomimic's demonstrations (.hdf5) and an RLDS dataset (features.json), and this is",
         ),
         (["import", "a", "b", "--format", "rlds", "-o", "c"], "import: got 2 sources; of an RLDS dataset"),
         (
