@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(96_735, 82_000),
-    "files": Limit(592, 520),
+    "lines": Limit(97_222, 82_000),
+    "files": Limit(595, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_063, 850),
@@ -54,7 +54,7 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(147, 150),
+    "function-level imports": Limit(146, 150),
     "of them, of our own modules": Limit(59, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
