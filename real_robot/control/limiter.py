@@ -65,15 +65,16 @@ class Limiter:
             rows = list(box.commands)
             self._low[rows] = np.maximum(self._low[rows], box.low)
             self._high[rows] = np.minimum(self._high[rows], box.high)
-        self._step = _optional([d.max_step for d in dims])
-        self._speed = np.minimum(_optional([d.max_velocity for d in dims]), self._step / self.tick)
-        # Of a velocity, a step at a tick bounds its acceleration, and so the way that it needs to brake.
-        most = np.where(self._is_velocity, self._step / self.tick, np.inf)
-        fastest = _optional([d.max_acceleration for d in dims])
-        self._acceleration = np.minimum(fastest, most)
-        self._change = ["step" if by_step else "acceleration" for by_step in np.isfinite(most) & (most <= fastest)]
-        stops = _optional([d.stop_acceleration or d.max_acceleration for d in dims])
-        self._stop_acceleration = np.minimum(stops, most)
+        fastest, step = _optional([d.max_velocity for d in dims]), _optional([d.max_step for d in dims]) / self.tick
+        acceleration = _optional([d.max_acceleration for d in dims])
+        stop_acceleration = _optional([d.stop_acceleration or d.max_acceleration for d in dims])
+        self._speed = np.minimum(fastest, step)
+        self._acceleration = np.where(self._is_velocity, np.minimum(acceleration, step), acceleration)
+        self._stop_acceleration = np.where(self._is_velocity, np.minimum(stop_acceleration, step), stop_acceleration)
+        self._changes = [  # what limits the change of each number
+            "step" if by_step else "acceleration" if d.kind == "velocity" else "velocity"
+            for by_step, d in zip(step <= np.where(self._is_velocity, acceleration, fastest), dims, strict=True)
+        ]
         self._jerk = _optional([d.max_jerk for d in dims])
         self._stop_jerk = _optional([d.stop_jerk or d.max_jerk for d in dims])
         self._is_smooth = self._is_velocity & np.isfinite(self._jerk)  # velocities with a limit of their jerk
@@ -195,19 +196,15 @@ class Limiter:
         return np.where(self._is_velocity, 0.0, self.values)
 
     def _move_positions(self, asked: np.ndarray, dt: float, brakes: bool) -> tuple[np.ndarray, set[str]]:
-        here, distance = self.values, asked - self.values
-        acceleration = self._stop_acceleration if brakes else self._acceleration
-        desired = np.zeros_like(here) if brakes else distance / dt
-        speed = np.clip(desired, -self._speed, self._speed)
-        limited = set()
+        distance, acceleration = asked - self.values, self._stop_acceleration if brakes else self._acceleration
         is_plain = ~self._is_velocity & ~np.isfinite(self._jerk)
-        if (fast := is_plain & (speed != desired)).any():
-            limited |= {self._speed_limit(i) for i in np.flatnonzero(fast)}
-        gentle = _approach(distance, speed, self._moving, self._speed, acceleration, dt, brakes)
-        if (is_plain & ~np.isclose(gentle, speed, rtol=1e-9, atol=1e-12)).any():
+        speed = _approach(distance, self._speed, self._moving, acceleration, dt)
+        limited = {self._changes[i] for i in np.flatnonzero(is_plain & (np.abs(distance) > self._speed * dt))}
+        wanted = np.clip(distance / dt, -self._speed, self._speed)
+        if (is_plain & ~np.isclose(speed, wanted)).any():
             limited.add("acceleration")
-        moved = np.clip(here + gentle * dt, self._low, self._high)
-        self._moving = np.where(is_plain, gentle, self._moving)
+        moved = np.clip(self.values + speed * dt, self._low, self._high)
+        self._moving = np.where(is_plain, speed, self._moving)
         for i in self._bounds:
             moved[i], names = self._move_smoothly(i, float(asked[i]), dt, brakes)
             limited |= names
@@ -228,68 +225,52 @@ class Limiter:
         return min(max(there.position, low), high), names
 
     def _acting(self, speed: float, acceleration: float, i: int) -> str:
-        if speed >= self._speed[i] * 0.999:
-            return self._speed_limit(i)
-        return "acceleration" if acceleration >= self._acceleration[i] * 0.999 else "jerk"
+        if _is_at(speed, self._speed[i]):
+            return self._changes[i]
+        return "acceleration" if _is_at(acceleration, self._acceleration[i]) else "jerk"
 
     def _change_velocities(
         self, asked: np.ndarray, dt: float, brakes: bool, room: Room | None
     ) -> tuple[np.ndarray, set[str]]:
-        acceleration = self._stop_acceleration if brakes else self._acceleration
-        change = np.minimum(acceleration * dt, self._step)
+        change = (self._stop_acceleration if brakes else self._acceleration) * dt
         velocities = np.clip(asked, self.values - change, self.values + change)
-        short = np.flatnonzero(self._is_velocity & ~self._is_smooth & (velocities != asked))
-        names = {self._change[i] for i in short}
-        if self._is_smooth.any():
-            smooth, more = self._change_smoothly(asked, dt, brakes, room)
-            velocities, names = np.where(self._is_smooth, smooth, velocities), names | more
-        return velocities, names
+        smooth, limited = self._change_smoothly(asked, dt, brakes, room)
+        short = self._is_velocity & ~self._is_smooth & (velocities != asked)
+        return np.where(self._is_smooth, smooth, velocities), limited | {
+            self._changes[i] for i in np.flatnonzero(short)
+        }
 
     def _change_smoothly(
         self, asked: np.ndarray, dt: float, brakes: bool, room: Room | None
     ) -> tuple[np.ndarray, set[str]]:
         """Velocities with a limit of their jerk, `dt` seconds on, and the limits that acted."""
-        speed, before, steps = self.values, self._moving, self._step / self.tick
-        usual = np.minimum(self._acceleration, steps)
+        speed, before = self.values, self._moving
         settles = speed + before * np.abs(before) / (2 * self._jerk)  # when it lets go of its acceleration
         slack = TOLERANCE * (self._high - self._low)
-        unfit = (np.abs(before) > usual * (1 + TOLERANCE)) | (settles > self._high + slack)
-        unfit |= settles < self._low - slack  # a hard braking is brought to its end
+        unfit = np.maximum(settles - self._high, self._low - settles) > slack
+        unfit |= np.abs(before) > self._acceleration  # a hard braking is brought to its end
         goal = asked if room is None else np.clip(asked, room.soft_low, room.soft_high)
         goal = np.where(unfit, 0.0, goal)
-        stops = unfit | brakes
-        most = np.where(stops, np.minimum(self._stop_acceleration, steps), usual)
-        jerk = np.where(stops, self._stop_jerk, self._jerk)
-        distance = goal - speed
-        after = _approach(distance, np.clip(distance / dt, -most, most), before, most, jerk, dt, False)
+        most = np.where(unfit | brakes, self._stop_acceleration, self._acceleration)
+        after = _approach(goal - speed, most, before, np.where(unfit | brakes, self._stop_jerk, self._jerk), dt)
         there = np.clip(speed + after * dt, self._low, self._high)
-        is_there = np.abs(goal - there) <= slack
-        self._moving = np.where(self._is_smooth, after, self._moving)
-        short = self._is_smooth & ~is_there
-        names = {self._change[i] if abs(after[i]) >= most[i] * 0.999 else "jerk" for i in np.flatnonzero(short)}
-        if (self._is_smooth & unfit).any() and not brakes:
+        is_short = np.abs(goal - there) > slack
+        self._moving = np.where(self._is_smooth, after, before)
+        short = np.flatnonzero(self._is_smooth & is_short)
+        names = {self._changes[i] if _is_at(abs(float(after[i])), float(most[i])) else "jerk" for i in short}
+        if not brakes and (self._is_smooth & unfit).any():
             names.add("braking")
-        return np.where(is_there, goal, there), names
-
-    def _speed_limit(self, i: int) -> str:
-        return "step" if self._step[i] < self._speed[i] * self.tick * (1 + 1e-9) else "velocity"
+        return np.where(is_short, there, goal), names
 
 
-def _approach(
-    distance: np.ndarray,
-    speed: np.ndarray,
-    before: np.ndarray,
-    most: np.ndarray,
-    rate: np.ndarray,
-    dt: float,
-    brakes: bool,
-) -> np.ndarray:
-    """The speed nearest to `speed` that comes to rest within `distance` and differs from `before` by rate dt."""
-    if not brakes:
-        speed = np.copysign(np.minimum(np.abs(speed), braking_speed(np.abs(distance), rate, dt)), distance)
-    speed = np.clip(speed, before - rate * dt, before + rate * dt)
-    most = np.maximum(most, np.abs(before) - rate * dt)  # where it was allowed more before
-    return np.clip(speed, -most, most)
+def _is_at(value: float, limit: float) -> bool:
+    return value > limit * 0.999
+
+
+def _approach(distance: np.ndarray, most: np.ndarray, before: np.ndarray, rate: np.ndarray, dt: float) -> np.ndarray:
+    """The highest speed up to `most` that can rest within `distance`, or what `rate` lets come nearest to it."""
+    speed = np.copysign(np.minimum(most, braking_speed(np.abs(distance), rate, dt)), distance)
+    return np.clip(speed, before - rate * dt, before + rate * dt)
 
 
 def _optional(values: list[float | None]) -> np.ndarray:
