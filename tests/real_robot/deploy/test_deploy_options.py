@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from real_robot.deploy.options import DeployOptions, check_fit, check_options
 from real_robot.operator.console.access import ConsoleConfig
 from real_robot.serving.server import ServeConfig, load_for_serving
 from vla_rl.config import ConfigError
+from vla_rl.data.lerobot_assembly import METADATA
 
 
 @pytest.mark.parametrize("by_contract", [False, True])
@@ -47,6 +49,15 @@ def test_results_can_be_written_before_anything_runs(tmp_path: Path) -> None:
             deploy(DeployOptions("sim_robot", results=path, **nobody), print)
 
 
+def test_what_finishes_a_recording_is_loaded_before_anything_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds that a person would wait for at the end, or an error after hours of episodes."""
+    monkeypatch.setitem(sys.modules, METADATA, None)  # as where it is not installed
+    with pytest.raises(ImportError, match="lerobot"):
+        deploy(DeployOptions("sim_robot", server="127.0.0.1:1", wait=0.0, episodes=1, record=tmp_path / "set"), print)
+
+
 def told(name: str, scale: float, **changes: Any) -> dict[str, Any]:
     """What the server of a policy says that uses this share of each of the contract's limits."""
     limits = load_contract(name).safety.dimensions
@@ -76,6 +87,19 @@ def told(name: str, scale: float, **changes: Any) -> dict[str, Any]:
 def test_a_policy_of_another_unit_is_refused_before_anything_moves(name: str, scale: float, message: str) -> None:
     with pytest.raises(PolicyClientError, match=message):
         check_fit(load_contract(name), told(name, scale))
+
+
+@pytest.mark.parametrize("uses", [1, 0])
+def test_a_gripper_in_its_own_unit_hides_nothing(uses: float) -> None:
+    """Radians for degrees, of an arm whose gripper goes from limit to limit; so does one joint of its motion in x."""
+    facts, contract = told("so101", math.radians(0.9)), load_contract("so101")
+    facts["action_range"][1][-1] = uses * contract.safety.dimensions[-1].high
+    with pytest.raises(PolicyClientError, match=r"^\w+: .* looks like radians, the contract's like degrees"):
+        check_fit(contract, facts)
+    twist = told("franka_servo", 0.0)  # a task that moves in x and y alone
+    for number in (0, 1):
+        twist["action_range"][1][number] = 0.5 * load_contract("franka_servo").safety.dimensions[number].high
+    check_fit(load_contract("franka_servo"), twist)
 
 
 @pytest.mark.parametrize("name", ["ur5e_ros2", "so101", "franka_servo", "sim_robot", "aloha"])
