@@ -6,6 +6,7 @@ block. One that raises counts as one that found something: the robot holds.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +74,14 @@ class StateCheck(Protocol):
     def restart(self) -> None:
         """Forget earlier observations: a new episode, or a reset after a stop. The robot may have been moved."""
         ...
+
+
+_NUMBER = re.compile(r"[-+]?\b\d[\d.]*(e[-+]?\d+)?")
+
+
+def without_numbers(reason: str) -> str:
+    """What reasons have in common that differ only in what was measured."""
+    return _NUMBER.sub("#", reason)
 
 
 def ask(name: str, question: Callable[[], str | None]) -> str | None:

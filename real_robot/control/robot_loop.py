@@ -22,6 +22,7 @@ from real_robot.types import Command, Deadman, RobotObservation
 
 _log = logging.getLogger(__name__)
 WAIT = Command(np.zeros(0, np.float32), "hold", 0.0)  # of an action source: send nothing until there is an action
+BY_HAND = ("console", "keyboard")  # what the reason of a stop that a person pressed begins with
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
 
 
@@ -91,6 +92,7 @@ class OperatorCommand:
         replan: drop the policy's queued actions; the episode goes on.
         command: a person's own action, in place of the policy's.
         stop: reason to stop now, until a reset. reset: who resets, after a stop.
+        by_topic: the reset came over the graph, from anybody; it undoes no stop that a person pressed.
         deadman: the last word from the deadman switch and when it was received; None where there is no switch.
         finished: end the loop.
     """
@@ -101,6 +103,7 @@ class OperatorCommand:
     command: Command | None = None
     stop: str | None = None
     reset: str | None = None
+    by_topic: bool = False
     deadman: Deadman | None = None
     finished: bool = False
 
@@ -184,6 +187,7 @@ class ControlLoop:
             stopped until a person resets it; the supervisor holds much earlier.
         observers: called with each tick, in order, after the command was sent; they must not block.
         why: says why there is no "observation", or no "action"; empty where it knows nothing.
+        warms_up: whether the policy still computes its very first actions, which may take longer than `silence`.
     """
 
     def __init__(
@@ -197,6 +201,7 @@ class ControlLoop:
         silence: float = 2.0,
         observers: Sequence[Callable[[Tick], None]] = (),
         why: Callable[[str], str] = lambda missing: "",
+        warms_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.robot, self.actions, self.supervisor, self.operator = robot, actions, supervisor, operator
         self.pacer, self.needs_new, self.observers = pacer, needs_new, list(observers)
@@ -205,7 +210,8 @@ class ControlLoop:
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
         self._waits_since: float | None = None  # for a chunk, with nothing sent
-        self._watchdog = Watchdog(silence, why)
+        self._watchdog, self._warms_up = Watchdog(silence, why), warms_up
+        self._pressed = ""  # the stop that a person has pressed, until a person resets it
 
     def run(self) -> None:
         """Tick until the operator has finished, then brake and stand."""
@@ -235,10 +241,7 @@ class ControlLoop:
         start = time.monotonic()
         observation = self.robot.read()
         is_new = observation is not None and observation.stamp > self._seen
-        operator_command = self.operator.poll(observation)
-        if operator_command.reset is not None and (lasts := operator_command.stop or self.robot.fault):
-            self.supervisor.refuse_reset(operator_command.reset, lasts)
-            operator_command = replace(operator_command, reset=None)
+        operator_command = self._heed(self.operator.poll(observation))
         if self._obey(operator_command):
             observation, is_new = None, False  # It may be from before.
         if operator_command.active and not self._was_active:
@@ -252,7 +255,8 @@ class ControlLoop:
             requested = operator_command.command or self._ask(observation, is_new)
             waits = self._may_wait(requested, start)
             moves = requested is not None and requested.source != "hold"
-            if reason := self._watchdog.trouble(start, is_new, moves or operator_command.command is not None):
+            acts = moves or operator_command.command is not None or self._warms_up()
+            if reason := self._watchdog.trouble(start, is_new, acts):
                 self.supervisor.stop(reason)
             if not waits:
                 sent = self._send(None if requested is WAIT else requested)
@@ -266,6 +270,21 @@ class ControlLoop:
         for observer in self.observers:
             observer(tick)
         return tick
+
+    def _heed(self, wanted: OperatorCommand) -> OperatorCommand:
+        """Without a reset that counts for nothing: what stopped the robot lasts, or a person pressed it by hand."""
+        if wanted.stop is not None and wanted.stop.startswith(BY_HAND):
+            self._pressed = wanted.stop
+        if wanted.reset is None:
+            return wanted
+        lasts = wanted.stop or self.robot.fault
+        if wanted.by_topic and self._pressed:
+            lasts = lasts or f"{self._pressed} pressed stop; reset it at the console or the keys, not by a topic"
+        if not lasts:
+            self._pressed = ""
+            return wanted
+        self.supervisor.refuse_reset(wanted.reset, lasts)
+        return replace(wanted, reset=None)
 
     def _obey(self, operator_command: OperatorCommand) -> bool:
         """Stops, resets, the deadman switch, the robot's own faults. Returns whether everything begins anew."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from real_robot.checks import Motion, MotionCheck, Patience, StateCheck, ask
+from real_robot.checks import Motion, MotionCheck, Patience, StateCheck, ask, without_numbers
 from real_robot.contract.safety import DimensionLimits, SafetyConfig, Workspace
 from real_robot.control.limiter import Limiter, WorkspaceGuard
 from real_robot.control.motion import VelocityFollowing
@@ -417,8 +417,8 @@ class Supervisor:
         self._target, self._not_before, self._refused = None, now, ""
 
     def _enter(self, state: State, now: float) -> None:
-        if state != self._state:
-            self._state = state
+        before, self._state = self._state, state
+        if state.mode != before.mode or without_numbers(state.reason) != without_numbers(before.reason):
             self._tell("state", f"{state.mode}: {state.reason}" if state.reason else state.mode, now)
 
     def _tell(self, kind: str, text: str, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from real_robot.control.playback import InferenceThread, SynchronousActions, Syn
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
+from real_robot.deploy.held_ticks import HeldTicks, Repetition
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
 from real_robot.deploy.policy_gate import hold_on_change, open_gate
 from real_robot.failure.watch import DetectorThread, FailureWatch, Overseer, load_detector
@@ -43,10 +45,12 @@ from real_robot.serving.client import PolicyClient
 from real_robot.serving.network import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.data.lerobot_assembly import load_lerobot
 from vla_rl.types import EpisodeSpec
 
 _log = logging.getLogger(__name__)
 Say = Callable[[str], None]
+WARM_UP = 300.0  # seconds that a policy's very first actions may take, of a server that compiles
 
 
 def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
@@ -63,6 +67,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     check_options(options, contract)
     if options.results is not None:
         prepare_results(options.results)
+    if options.record is not None:
+        load_lerobot()
     with Shutdown(say) as shutdown, ExitStack() as stack:
         parts = _Deployment(options, contract, shutdown.say, stack)
         recordings = stack.enter_context(ExitStack())
@@ -78,6 +84,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             silence=contract.silence,
             observers=observers,
             why=lambda missing: (missing == "action" and parts.why_no_action()) or robot.why_no_observation(),
+            warms_up=parts.warms_up,
         )
         shutdown.say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
         shutdown.run(loop)
@@ -162,12 +169,14 @@ class _Deployment:
     def _on_event(self, event: SafetyEvent) -> None:
         """Tell what the supervisor did.
 
-        Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown
-        the rest; the page shows the mode all the time, and the episode's events are told apart from these.
+        Not that the robot held because it was asked to, as between two chunks, nor what comes again and again: several
+        times a second, it would drown the rest. The page shows the mode all the time, `HeldTicks` tells the share.
         """
         if event.text == f"{HOLDING}: {ASKED_TO_HOLD}" or event.text == self._told == RUNNING:
             return
         self._told = event.text
+        if event.text.startswith((RUNNING, HOLDING)) and self._repetition.is_over(event.text):
+            return
         self._tell_of("safety", event.text)
 
     # --- policy server and robot --------------------------------------------------------------
@@ -176,7 +185,8 @@ class _Deployment:
         """A client of a server that is ready, and whose policy fits the robot."""
         options, execution = self.options, self.contract.execution
         token = read_token(options.token_file) if options.token_file else None
-        client = PolicyClient(options.server, token, infer_timeout=execution.infer_timeout, ca=options.ca)
+        timeout = execution.infer_timeout
+        client = PolicyClient(options.server, token, infer_timeout=timeout, ca=options.ca, warm_up=WARM_UP)
         self.stack.callback(client.close)
         self._await_server(client)
         check_fit(self.contract, client.metadata)
@@ -209,7 +219,7 @@ class _Deployment:
             checks = [ModelCheck(contract, robot.transport)]
             self.say(f"model: {checks[0].summary()}")
         state_checks = [*checks, *robot.state_checks]
-        self._told = ""  # the supervisor's last event
+        self._told, self._repetition = "", Repetition()  # the supervisor's last event; what was told of late
         return Supervisor(safety, time.monotonic, self._on_event, checks, state_checks, robot.why_no_observation)
 
     # --- who watches over the robot -----------------------------------------------------------
@@ -288,7 +298,7 @@ class _Deployment:
         options, gate = self.options, self.gate
         tasks = options.tasks
         specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
-        facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped, self.contract.silence)
+        facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped, self.contract.silence, self.warms_up)
         return SimEpisodes(self.robot.transport, self.robot, specs, rules=options.void_rules, facts=facts)
 
     # --- the policy's actions -----------------------------------------------------------------
@@ -345,12 +355,17 @@ class _Deployment:
         """Why the policy has none; empty where nothing is wrong."""
         return self.gate.trouble or (self._executor.trouble if self._executor else "")
 
+    def warms_up(self) -> bool:
+        """Whether the policy's very first actions are still waited for, and nothing is wrong."""
+        return not (self.gate.has_answered or self.gate.trouble) and self.client.silence < math.inf
+
     # --- what is written ----------------------------------------------------------------------
 
     def observers(self, recordings: ExitStack) -> tuple[list[Callable[[Tick], None]], Callable[[], float] | None]:
         """Who is called with each tick, in order; and about how long `recordings` takes to close, where any is made."""
         on_change = hold_on_change(self.gate, self.hold, self._on_policy_change, is_watched=self.episodes is None)
-        heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state)
+        held = HeldTicks(lambda: self.supervisor.state, self.warms_up, self.tell)
+        heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state, held)
         observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]
         if self.options.log is not None:
             observers.append(self.stack.enter_context(TickLog(self.options.log, self.watch)))

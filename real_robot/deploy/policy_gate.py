@@ -51,6 +51,11 @@ class PolicyGate:
         return self._policy or UNKNOWN
 
     @property
+    def has_answered(self) -> bool:
+        """A policy is in force."""
+        return self._policy is not None
+
+    @property
     def trouble(self) -> str:
         """Why nothing goes through: another policy, or what the last request failed with; else empty."""
         with self._lock:

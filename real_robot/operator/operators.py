@@ -36,13 +36,16 @@ class Operators:
         operator_command = OperatorCommand()
         for operator in self._operators:
             own = operator.poll(observation)
+            is_first = operator_command.reset is None or operator_command.by_topic  # a person's own before a topic's
+            resets = own if own.reset and is_first else operator_command
             operator_command = OperatorCommand(
                 active=operator_command.active and own.active,
                 begin=operator_command.begin or own.begin,
                 replan=operator_command.replan or own.replan,
                 command=operator_command.command or own.command,
                 stop=operator_command.stop or own.stop,
-                reset=operator_command.reset or own.reset,
+                reset=resets.reset,
+                by_topic=resets.by_topic,
                 deadman=_both(operator_command.deadman, own.deadman),
                 finished=operator_command.finished or own.finished,
             )
@@ -101,7 +104,8 @@ class TopicOperator:
         was_heard = self._stop_heard > -math.inf
         if limit and was_heard and self._clock() - self._stop_heard > limit:
             stop = f"the stop topic {self._topics.stop} has been silent for {limit:g} s"
-        return OperatorCommand(active=was_heard or not limit, stop=stop, reset=reset, deadman=self._deadman)
+        is_active = was_heard or not limit
+        return OperatorCommand(is_active, stop=stop, reset=reset, by_topic=True, deadman=self._deadman)
 
 
 class Ending(Protocol):

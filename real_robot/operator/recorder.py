@@ -45,7 +45,7 @@ from vla_rl.data.lerobot_io import (
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
 
 _log = logging.getLogger(__name__)
-ASSEMBLING = 0.1  # of what it takes to encode a frame, a frame's share of making the dataset
+ASSEMBLING = 0.5  # of what it takes to store an episode, an episode's share of making the dataset
 NO_SCORE = (float("nan"), float("nan"))
 
 
@@ -216,6 +216,17 @@ class Recording:
             return {"episodes": 0, "frames": 0}
 
 
+class _MeanSeconds:
+    """What something takes, on average."""
+
+    def __init__(self) -> None:
+        self.mean, self._count = 0.0, 0
+
+    def note(self, seconds: float) -> None:
+        self._count += 1
+        self.mean += (seconds - self.mean) / self._count
+
+
 class Recorder:
     """Observes the ticks of one robot. Stands behind its labels' source (the `Intervention`) in the loop's observers.
 
@@ -259,7 +270,7 @@ class Recorder:
         self._last: RobotObservation | None = None
         self._final: RobotObservation | None = None
         self._summary: EpisodeSummary | None = None
-        self._num_encoded, self._seconds_of_a_frame = 0, 0.0
+        self._frames, self._episodes = _MeanSeconds(), _MeanSeconds()
         self._queue: queue.Queue[_Frame | _End | None] = queue.Queue(capacity)
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
@@ -339,8 +350,11 @@ class Recorder:
         self.end()
 
     def seconds_left(self) -> float:
-        """About how long it takes to write what waits, and to make the dataset of all."""
-        return self._seconds_of_a_frame * (self._queue.qsize() + ASSEMBLING * self._num_encoded)
+        """About how long it takes to write what waits, and to make the dataset of all, earlier runs' too."""
+        waiting = list(self._queue.queue)
+        ends = sum(isinstance(item, _End) for item in waiting)
+        num_episodes = ends + bool(self._num_frames) + ASSEMBLING * self.recording.num_episodes
+        return (len(waiting) - ends) * self._frames.mean + num_episodes * self._episodes.mean
 
     def close(self) -> None:
         """Write what waits, an episode under way included, and end the thread. Before the recording is closed."""
@@ -360,16 +374,17 @@ class Recorder:
                     episode.png.setdefault(camera, []).append(encode_png(image))
                 bare = RobotObservation({}, item.observation.state, item.observation.instruction, 0.0)
                 episode.frames.append(replace(item, observation=bare))
-                self._num_encoded += 1
-                self._seconds_of_a_frame += (time.monotonic() - begun - self._seconds_of_a_frame) / self._num_encoded
+                self._frames.note(time.monotonic() - begun)
                 continue
             if not item.keep:
                 episode = _Open()
                 continue
+            begun = time.monotonic()
             try:
                 sizes = {camera: image.shape[:2] for camera, image in item.final.images.items()}
                 recorded = _episode(episode, item, self.recording.num_episodes)
                 shard = self.recording.add(recorded, sizes)
+                self._episodes.note(time.monotonic() - begun)
                 self.stored.append(StoredEpisode(item.summary.number, shard, recorded.instruction))
             except (ValueError, OSError) as error:  # The robot goes on; a person must know.
                 self.recording.on_problem(f"recording: an episode of {len(episode.frames)} frames is lost: {error}")

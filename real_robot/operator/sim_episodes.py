@@ -151,12 +151,14 @@ class RunFacts:
         why_no_action: why it has no action; empty where nothing is wrong.
         stopped: why the supervisor has stopped the robot; empty where it has not.
         silence: seconds without an action, from one episode to the next, after which the policy counts as gone.
+        warms_up: whether it still computes its very first actions.
     """
 
     policy: Callable[[], str] = lambda: ""
     why_no_action: Callable[[], str] = lambda: ""
     stopped: Callable[[], str] = lambda: ""
     silence: float = math.inf
+    warms_up: Callable[[], bool] = lambda: False
 
 
 class SimEpisodes:
@@ -261,7 +263,7 @@ class SimEpisodes:
     def __call__(self, tick: Tick) -> None:
         """Note whether the policy had an action in time, and how long it has had none, over episodes."""
         since, self._ticked = self._ticked, tick.time
-        if not self._running or tick.sent is None or tick.operator_command.begin:
+        if not self._running or tick.sent is None or tick.operator_command.begin or self._facts.warms_up():
             return
         if tick.requested is None and tick.observation is not None:
             return  # Nothing new was to be asked.

@@ -58,6 +58,7 @@ class PolicyClient(PolicyConnection):
 
     Args:
         ca: PEM file of the authorities that are trusted, alone. None: the system's.
+        warm_up: seconds that the very first answer may take, where that is more than `infer_timeout`.
 
     Raises:
         AddressError: an address that cannot be read. ConfigError: no authorities in `ca`, or a ws:// address.
@@ -73,13 +74,16 @@ class PolicyClient(PolicyConnection):
         retry_after: float = 0.5,
         limits: WireLimits = DEFAULT_LIMITS,
         ca: Path | None = None,
+        warm_up: float = 0.0,
     ) -> None:
         url = server_url(address, encrypted=ca is not None)
         is_encrypted = url.startswith("wss:")
         if ca is not None and not is_encrypted:
             raise ConfigError(f"--ca {ca}: {url} is not encrypted; write wss://, or leave out ws://")
         tls = client_context(ca) if is_encrypted else None
-        super().__init__(url, token, tls, connect_timeout, ready_timeout, infer_timeout, retry_after, limits)
+        first = max(warm_up, infer_timeout)
+        super().__init__(url, token, tls, connect_timeout, ready_timeout, first, retry_after, limits)
+        self._usual_timeout = infer_timeout
         self.generation = 0
         self._heartbeat: Heartbeat | None = None
         self._identity = UNKNOWN
@@ -123,6 +127,7 @@ class PolicyClient(PolicyConnection):
 
     def _check_answer(self, reply: dict[str, Any]) -> None:
         super()._check_answer(reply)
+        self._infer_timeout = self._usual_timeout
         self._identity = reply[POLICY_KEY] = read_identity(reply, self.metadata)
 
     def _connect_anew(self) -> ClientConnection:

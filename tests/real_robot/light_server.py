@@ -1,7 +1,7 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, long (chunks of eight seconds), slow, late, wild, nan,
-second (another policy, which does the same), joints (of an SO-101), or "reach A B ...", which asks for these joints.
+python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, long (chunks of eight seconds), slow, late, warms, wild,
+nan, second (another policy, which does the same), joints (of an SO-101), or "reach A B ...", which asks for these.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vla_rl.types import ActionChunk, Observation
 CHUNK = 8
 SPEED = 0.05
 LONG = 80  # actions
+WARMS = 6.0  # seconds that the first chunk takes of a policy that compiles when it is asked first
 LATE = 1.5  # seconds that a late policy takes for each chunk
 
 
@@ -37,6 +38,8 @@ class Circles:
             time.sleep(30)
         if self.behavior == "late" and self.calls > 4:
             time.sleep(LATE)
+        if self.behavior == "warms" and self.calls == 5:
+            time.sleep(WARMS)
         length = LONG if self.behavior == "long" else CHUNK
         actions = np.zeros((obs.batch_size, length, 7), np.float32)
         for i in range(length):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,13 @@ from vla_rl.data.lerobot_io import (
 )
 from vla_rl.data.segmentation import structure_file
 
+METADATA = "lerobot.datasets.dataset_metadata"
 REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
+
+
+def load_lerobot() -> None:
+    """Import what `assemble` needs now; that takes seconds, which a program may not have when it ends."""
+    importlib.import_module(METADATA)
 
 
 def assemble(

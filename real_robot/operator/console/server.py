@@ -144,6 +144,9 @@ class ConsoleServer(PageServer):
                 self._operator.drive(message)
             case Press(button):
                 self._operator.controller_seen()
+                stopped = self._supervisor.state
+                if button == "resume" and stopped.mode == STOPPED:
+                    return f"resume: the robot is stopped ({stopped.reason}); reset it first"
                 self._operator.press(button, session.name)
             case Reset(name):
                 if self._supervisor.state.mode != STOPPED:

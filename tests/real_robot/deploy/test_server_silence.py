@@ -39,3 +39,14 @@ def test_a_chunk_is_not_played_on_without_its_server(tmp_path: Path, refill_at: 
     finally:
         robot.server.kill()
         robot.close()
+
+
+def test_a_slow_first_inference_is_waited_for_and_the_robot_begins_by_itself(tmp_path: Path) -> None:
+    """Six seconds, where three without an action are a stop and two without an answer a failure."""
+    robot = Deployment(tmp_path, behavior="warms")
+    try:
+        until(lambda: robot.deploy.says("warming up: the policy computes its first actions"), "the word", 60)
+        robot.await_motion()
+        assert "stopped" not in robot.deploy.output()
+    finally:
+        robot.close()

@@ -107,6 +107,10 @@ def test_a_button_that_waited_in_a_stalled_connection_is_not_obeyed_but_a_hold_i
         browser.say("reset", name="anna", sent=time.monotonic() - 40)
         refused = browser.until(lambda s: s["refused"])
         assert "reset: came 40." in refused["refused"][0] and refused["mode"] == "stopped"
+        browser.press("resume")
+        refused = browser.until(lambda s: s["refused"])
+        assert refused["refused"] == ["resume: the robot is stopped (console: anna); reset it first"]
+        assert refused["phase"] == "paused"
 
 
 def test_one_controller_at_a_time_and_a_viewer_may_only_stop() -> None:

@@ -110,6 +110,8 @@ def test_space_stops_from_a_viewer_and_the_controller_resets_by_name(chromium: A
         person.await_mode("running")
         person.page.click(".tile .estop")
         person.await_mode("stopped")
+        person.page.wait_for_selector("[data-button=resume]:disabled")
+        assert person.page.get_attribute("[data-button=resume]", "title") == ("Stopped: console: Anna. Reset it first.")
         assert not person.errors and not viewer.errors
 
 

@@ -16,7 +16,7 @@ import pytest
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention
-from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
+from real_robot.operator.recorder import ASSEMBLING, Recorder, Recording, RecordingError, finish, staging_folder
 from real_robot.operator.sim_episodes import SimEpisodes
 from real_robot.transports.messages import String
 from real_robot.types import Command, RobotObservation
@@ -303,6 +303,16 @@ def test_a_simulated_episode_that_the_end_of_the_run_cuts_off_is_not_kept(tmp_pa
     recorder.close()
     assert recorder.recording.num_episodes == is_over
     assert [result.outcome for result in episodes.all_results()] == (["failed"] if is_over else ["not run"])
+
+
+def test_how_long_it_takes_to_finish_counts_what_waits_and_every_episode(tmp_path: Path) -> None:
+    record(tmp_path / "set", ALONE, ALONE, FAILED).recording._held.close()  # an earlier run that was cut short
+    bench = Bench(tmp_path / "set")
+    recorder = bench.recorder
+    assert recorder.seconds_left() == 0, "nothing is known yet"
+    recorder._episodes.note(3.0)
+    recorder._episodes.note(5.0)
+    assert recorder.seconds_left() == ASSEMBLING * 3 * 4.0
 
 
 def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:

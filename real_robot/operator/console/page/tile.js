@@ -234,7 +234,9 @@ export class Tile {
     this.paintGuide(lost);
     for (const [name, button] of this.buttons) {
       const possible = name === "reset" ? !lost && status.mode === "stopped" : !lost && status.can.includes(name);
-      button.disabled = !possible || !status.in_control;
+      const isStopped = name === "resume" && !lost && status.mode === "stopped";
+      button.disabled = !possible || !status.in_control || isStopped;
+      if (name === "resume") button.title = isStopped ? `Stopped: ${status.reason}. Reset it first.` : "";
       const first = !lost && (status.mode === "stopped" ? "reset" : status.outcome ? "start" : NEXT[status.phase]);
       button.classList.toggle("primary", !button.disabled && name === first);
     }
