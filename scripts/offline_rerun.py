@@ -49,7 +49,7 @@ def main() -> None:
             job(
                 "train",
                 args.recipe,
-                [*shared, *OPTIONS[method], f"offline.method={method}", "offline.evaluate=after", f"seed={seed}"],
+                [*shared, *OPTIONS[method], f"offline.kind={method}", "offline.evaluate=after", f"seed={seed}"],
                 args.output / f"{method}-seed{seed}",
             )
             for seed in seeds

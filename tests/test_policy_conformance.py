@@ -6,10 +6,10 @@ import torch
 from representatives import REPRESENTATIVES, variants
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.offpolicy.preferences import episode_batch, log_probs
 from vla_rl.config import KINDS, build_component
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.methods.offline.preferences import episode_batch, log_probs
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy
@@ -51,7 +51,7 @@ def assert_same(a, b):
 
 
 def test_every_kind_has_a_variant():
-    # Made by `run: online` and `run: offline`: tests/vla_rl/workflows/test_online.py, offpolicy/test_recap.py.
+    # Made by `run: online` and `run: offline`: tests/vla_rl/workflows/test_online.py, methods/offline/test_recap.py.
     around_another = {"value_guided", "advantage_conditioned"}
     assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
     kinds = {name: (values["kind"], values.get("type"), values.get("decoder")) for name, values in VARIANTS.items()}

@@ -40,13 +40,18 @@ KINDS: dict[str, dict[str, str]] = {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
         "value_guided": "vla_rl.algorithms.offpolicy.value_guided_config:ValueGuidedConfig",
-        "advantage_conditioned": "vla_rl.algorithms.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
         "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
         "ppo": "vla_rl.algorithms.ppo:PPOConfig",
         "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
+    },
+    "offline": {
+        "cloning": "vla_rl.algorithms.offpolicy.logged:CloningConfig",
+        "filtered": "vla_rl.algorithms.offpolicy.logged:FilteredConfig",
+        "advantage_weighted": "vla_rl.algorithms.offpolicy.logged:AdvantageWeightedConfig",
+        "best_of_n": "vla_rl.algorithms.offpolicy.logged:BestOfNConfig",
     },
     "dynamics": {
         "transformer": "world_model.model.dynamics:TransformerConfig",
@@ -92,6 +97,7 @@ BASES: dict[str, str] = {
     "failure": "vla_rl.interfaces:FailureDetectionConfig",
     "policy": "vla_rl.policies.base:PolicyConfig",
     "algo": "vla_rl.algorithms.base:AlgoConfig",
+    "offline": "vla_rl.algorithms.offpolicy.offline:OfflineConfig",
     "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
     "env.reward": "vla_rl.rewards.base:RewardConfig",
@@ -107,7 +113,8 @@ for _package in OUR_PACKAGES:
     for _file in sorted((Path(__file__).resolve().parents[2] / _package / "methods").glob("*/*.py")):
         _section, _kind = _file.parent.name, _file.stem
         KINDS[_section][_kind] = f"{_package}.methods.{_section}.{_kind}:METHOD"
-DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local", "dynamics": "transformer"}  # Where a section names none.
+# Where a section names none.
+DEFAULT_KINDS = {"plan": "best_of_n", "offline": "best_of_n", "rollout": "local", "dynamics": "transformer"}
 # Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
 SECTION_OF = {
     "real_env": "env",
@@ -116,5 +123,6 @@ SECTION_OF = {
     "eval.plan": "plan",
     "collect.plan": "plan",
     "algo.values": "values",
+    "offline.algo": "algo",
     "world_model.model.dynamics": "dynamics",
 }

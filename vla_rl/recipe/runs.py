@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny
 
 from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.offpolicy.config import OfflineConfig, OnlineConfig
+from vla_rl.algorithms.offpolicy.config import OnlineConfig
+from vla_rl.algorithms.offpolicy.offline import OfflineConfig
 from vla_rl.config import Config, component
-from vla_rl.data.config import AugmentConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
@@ -46,12 +46,6 @@ def _validates_on_states_of_the_gate(recipe: TrainRecipe) -> bool:
     end = gate.start_index + rounds * gate.num_checks(train.iterations) * gate.pairs
     is_same_split = gate.split == recipe.validation.split
     return is_same_split and first < end and gate.start_index < first + train.validation_episodes
-
-
-def _idle_of_ppo(recipe: OfflineRecipe) -> str:
-    """The first option of `algo` that is set and does nothing in offline.method=ppo; "" if there is none."""
-    names = ("kl_coef", "bc_coef", "decay_iterations")
-    return next((name for name in names if getattr(recipe.algo, name, 0)), "")
 
 
 class SFTRecipe(Recipe):
@@ -193,44 +187,17 @@ class OfflineRecipe(Recipe):
     """Learning from logged episodes alone: `run: offline`."""
 
     run: Literal["offline"] = "offline"
-    offline: OfflineConfig
+    offline: Annotated[SerializeAsAny[OfflineConfig], component("offline")]
     sft: SFTConfig = Field(description="Its datasets are the logged episodes, its other options the cloning's.")
-    algo: Annotated[SerializeAsAny[AlgoConfig] | None, component("algo")] = Field(
-        default=None, description="offline.method=ppo: whose updates it makes, of kind grpo."
-    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         *Recipe.rules,
-        Rule(
-            lambda r: r.offline.method == "ppo" and (r.algo is None or r.algo.kind != "grpo"),
-            lambda r: (
-                f"algo.kind: got {r.algo.kind if r.algo else None!r}; offline.method=ppo makes the `algo` section's "
-                "updates, with its optim, epochs and bounds of the ratio, and has a critic of its own: set "
-                "algo.kind=grpo algo.optim.lr=..."
-            ),
-        ),
-        Rule(
-            lambda r: r.offline.method == "ppo" and _idle_of_ppo(r),
-            lambda r: (
-                f"algo.{_idle_of_ppo(r)}: got {getattr(r.algo, _idle_of_ppo(r)):g}, which offline.method=ppo makes no "
-                "use of: it learns from no episodes' rewards or demonstrations, and begins each "
-                "iteration anew; leave it at 0"
-            ),
-        ),
+        Rule(lambda r: r.offline.refuses(r.sft), lambda r: r.offline.refuses(r.sft)),
         Rule(
             lambda r: r.sft.validation_fraction,
             lambda r: (
                 f"sft.validation_fraction: got {r.sft.validation_fraction:g}; `offline` judges decisions by critics "
                 "that have not seen them, and holds nothing else out: set it to 0"
-            ),
-        ),
-        Rule(
-            lambda r: (
-                r.offline.method == "preferences" and (r.sft.precision != "policy" or r.sft.augment != AugmentConfig())
-            ),
-            lambda r: (
-                "offline.method=preferences: compares likelihoods with those of the first policy, so images and "
-                "precision stay as they are: leave out sft.precision and sft.augment"
             ),
         ),
     )

@@ -37,7 +37,7 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config, "build", build)
 
 
-OFFLINE, HIL = "run=offline", "run=hil"
+HIL = "run=hil"
 NO_DEMONSTRATIONS = r"sft: this recipe has none, .*name them in sft\.datasets"
 OF_ANOTHER_RUN = r"run: got 'train', and this command is for recipes of run {run!r}; `vla-rl config {example}` is one"
 REFUSED = [
@@ -93,14 +93,6 @@ REFUSED = [
     ("train", ["run=trian"], r"run: got 'trian', allowed: eval, sft, train, .*Did you mean 'train'\?"),
     ("sft", [], r"sft: the recipe has no sft section"),
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
-    *(
-        (
-            "train",
-            [OFFLINE, "sft.datasets=/no/a", "offline.method=ppo", f"algo.{option}"],
-            rf"algo\.{option.replace('=', ': got ')}, which offline\.method=ppo makes no use of",
-        )
-        for option in ("kl_coef=0.1", "bc_coef=0.1", "decay_iterations=4")
-    ),
     (
         "train",
         [HIL, "hil={actor: recordings, recordings: /no, prior: none, warm_updates: 0}", "env.reward.kind=simulator"],
@@ -177,7 +169,7 @@ def test_commands_that_cannot_use_a_cluster_say_so() -> None:
 
 def test_a_base_of_another_run_gives_the_sections_that_both_have(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {method: filtered}\n")
+    file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {kind: filtered}\n")
     recipe = load_recipe(file)
     assert isinstance(recipe, OfflineRecipe) and recipe.sft == load_recipe("tabletop_grpo").sft  # type: ignore[attr-defined]
     file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {}\ntrain: {iterations: 2}\n")

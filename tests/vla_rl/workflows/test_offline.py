@@ -18,26 +18,32 @@ from reach_policy import ReachPolicy, log_episodes
 from tiny_run import save_policy, tiny_values
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
-from vla_rl.algorithms.offpolicy.config import OfflineConfig
-from vla_rl.algorithms.offpolicy.examples import Examples, WeightedDataset
 from vla_rl.algorithms.offpolicy.features import NO_DRAWS, FeatureCache
+from vla_rl.algorithms.offpolicy.logged import BestOfNConfig, CloningConfig, Examples, FilteredConfig, WeightedDataset
+from vla_rl.algorithms.offpolicy.offline import LoggedRun
 from vla_rl.algorithms.offpolicy.transitions import Transitions, choose, draw, logged_transitions
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
+from vla_rl.methods.offline.recap import RecapConfig, WordedDataset
+from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import latest_checkpoint
+from vla_rl.training.config import SFTConfig
 from vla_rl.types import CONTROL_SOURCES
 from vla_rl.workflows import offline
-from vla_rl.workflows.offline import choose_examples, improve_offline
+from vla_rl.workflows.offline import improve_offline
 
 ROOT = Path(__file__).parents[3]
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
+# What a choice of examples asks of a run.
+RUN = LoggedRun(
+    Path("run"), SFTConfig.model_validate({"datasets": ["x"]}), 0, ENV.env_spec(), lambda *_: None, lambda _: None
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,21 +140,18 @@ def test_decisions_are_chosen_by_weight_and_none_twice() -> None:
 def test_filtered_cloning_takes_decisions_of_successes_alone(logged: Path) -> None:
     data = opened(logged)
     found = transitions(logged)
-    examples, _ = choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
+    examples, _ = FilteredConfig().examples(Seeing(), data, RUN)
     np.testing.assert_array_equal(examples.weight > 0, found.success[found.episode])
-    with pytest.raises(ValueError, match="control: got 'shuffled_outcomes', but method cloning asks for no outcomes"):
-        OfflineConfig(method="cloning", control="shuffled_outcomes")
-    shuffled = OfflineConfig(method="filtered", control="shuffled_outcomes")
-    other, _ = choose_examples(shuffled, Seeing(), data, 0, lambda _: None)
+    with pytest.raises(ValueError, match="control: got 'shuffled_outcomes', but cloning asks for no outcomes"):
+        CloningConfig(control="shuffled_outcomes")
+    other, _ = FilteredConfig(control="shuffled_outcomes").examples(Seeing(), data, RUN)
     assert (other.weight != examples.weight).any()
 
 
 def test_best_of_n_clones_what_the_critic_thinks_best(logged: Path) -> None:
     data = opened(logged)
-    config = OfflineConfig.model_validate(
-        {"method": "best_of_n", "candidates": 3, "decisions": 20, "critic": SMALL | {"steps": 50}}
-    )
-    examples, found = choose_examples(config, Seeing(noise=0.5), data, 0, lambda _: None)
+    config = BestOfNConfig.model_validate({"candidates": 3, "decisions": 20, "critic": SMALL | {"steps": 50}})
+    examples, found = config.examples(Seeing(noise=0.5), data, RUN)
     assert (examples.weight > 0).sum() == 20 and examples.chunk is not None
     logged_chunks = transitions(logged).chunk
     changed = (examples.chunk != logged_chunks).any((1, 2))
@@ -165,8 +168,8 @@ def test_a_dataset_of_a_policy_without_outcomes_is_refused(logged: Path, tmp_pat
     pq.write_table(pq.read_table(file).drop_columns(["success"]), file)
     data = BCDataset([*opened(logged).parts, *opened(blind).parts], 4)
     with pytest.raises(DatasetError, match=r"blind: does not record which.*frames of policy.*allowed.*demo and expert"):
-        choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
-    choose_examples(OfflineConfig(method="cloning"), Seeing(), data, 0, lambda _: None)
+        FilteredConfig().examples(Seeing(), data, RUN)
+    CloningConfig().examples(Seeing(), data, RUN)
     for name in ("demo", "expert"):
         data.parts[1].source[:] = CONTROL_SOURCES.index(name)
         assert logged_transitions(None, data).success[24:].all()
@@ -187,7 +190,8 @@ def test_where_nothing_is_logged_at_the_ends_of_chunks_it_says_so(logged: Path) 
 def test_a_policy_that_executes_fewer_actions_than_it_clones(method: str, logged: Path, tmp_path: Path) -> None:
     values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
     values["policy"]["num_actions"] = 2
-    values["offline"] = {"method": method, "critic": SMALL, "candidates": 2, "decisions": 20, "evaluate": "never"}
+    values["offline"] = {"kind": method, "critic": SMALL, "evaluate": "never"}
+    values["offline"] |= {"candidates": 2, "decisions": 20} if method == "best_of_n" else {}
     with pytest.warns(UserWarning, match="no logged decision follows another"):
         run_offline(read_recipe(values), tmp_path / "run")
     assert (tmp_path / "run" / "policy").is_dir()
@@ -232,7 +236,7 @@ def run_offline(recipe: Recipe, folder: Path) -> None:
 def recipe_of(logged: Path, policy: Path, *overrides: str) -> Recipe:
     sections = {
         "sft": {"datasets": [str(logged)], "steps": 4, "batch_size": 4, "save_every": 2, "log_every": 1},
-        "offline": {"method": "advantage_weighted", "critic": SMALL, "evaluate": "after"},
+        "offline": {"kind": "advantage_weighted", "critic": SMALL, "evaluate": "after"},
     }
     base = tiny_values(policy, "run=offline", *overrides)
     base["env"]["horizon"] = 11
@@ -262,12 +266,12 @@ def test_a_run_improves_reports_and_resumes_to_the_bit(logged: Path, tmp_path: P
 
 def test_recap_says_of_every_decision_whether_it_was_better_than_expected(logged: Path, tmp_path: Path) -> None:
     data, policy = opened(logged), load_policy(save_policy(tmp_path / "policy"))
-    config = OfflineConfig.model_validate({"method": "recap", "recap": {"lookahead": None}, "critic": SMALL})
-    examples, found = choose_examples(config, policy, data, 0, lambda _: None)
-    assert examples.positive is not None and (examples.weight == 1).all()
+    config = RecapConfig.model_validate({"lookahead": None, "critic": SMALL})
+    examples, found = config.examples(policy, data, RUN)
+    assert (examples.weight == 1).all()
     assert found["recap/positive"] == pytest.approx(0.4, abs=0.05)
     assert found["recap/positive_of_successes"] > found["recap/positive_of_failures"]
-    batch = WeightedDataset(data, examples).batch(600, 0, 0)
+    batch = WordedDataset(data, examples).batch(600, 0, 0)
     plain = WeightedDataset(data, Examples(examples.weight)).batch(600, 0, 0)
     np.testing.assert_array_equal(batch.actions, plain.actions)
     ends = [text.removeprefix(old) for text, old in zip(batch.obs.instruction, plain.obs.instruction, strict=True)]
@@ -283,14 +287,14 @@ def test_a_policy_that_cannot_read_the_words_is_refused(logged: Path) -> None:
             return torch.tensor(1.0), {}
 
     with pytest.raises(ValueError, match=r"does the same whether its instruction ends in 'negative' or in 'positive'"):
-        choose_examples(OfflineConfig(method="recap"), Deaf(), opened(logged), 0, lambda _: None)
+        RecapConfig().examples(Deaf(), opened(logged), RUN)
 
 
 def test_guidance_that_the_policy_cannot_have_is_refused_before_it_learns(
     logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of(logged, save_policy(tmp_path / "policy"))
-    section = OfflineConfig.model_validate({"method": "recap", "recap": {"guidance": 2}, "evaluate": "never"})
+    section = RecapConfig(guidance=2, evaluate="never")
     policy = load_policy(tmp_path / "policy")
     policy.no_guidance_reason = "for a test"  # type: ignore[attr-defined]
     monkeypatch.setattr(offline, "build_policy", lambda *_: policy)
@@ -301,7 +305,8 @@ def test_guidance_that_the_policy_cannot_have_is_refused_before_it_learns(
 
 @pytest.mark.parametrize("method", ["recap", "preferences"])
 def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, logged: Path, tmp_path: Path) -> None:
-    section = {"method": method, "critic": SMALL, "evaluate": "after", "preferences": {"pairs": 1}}
+    options = {"recap": {"critic": SMALL}, "preferences": {"pairs": 1}}
+    section = {"kind": method, "evaluate": "after", **options[method]}
     values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
     recipe = read_recipe(values | {"offline": section})
     whole = open_run(recipe, tmp_path / "whole", False)
@@ -332,11 +337,11 @@ def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, log
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offline": None}, r"^offline: got None\. A section is needed"),
+        ({"offline": None}, r"^offline: got None"),
         ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
         ({"sft": {"datasets": ["x"], "validation_fraction": 0.1}}, r"sft\.validation_fraction: got 0\.1"),
         (
-            {"offline": {"method": "preferences"}, "sft": {"datasets": ["x"], "augment": {"shift": 2}}},
+            {"offline": {"kind": "preferences"}, "sft": {"datasets": ["x"], "augment": {"shift": 2}}},
             r"leave out sft\.precision and sft\.augment",
         ),
     ],

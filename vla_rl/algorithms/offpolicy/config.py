@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
 from vla_rl.training.config import OptimConfig, OptimizedConfig, TrainerConfig
 
-Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "ppo", "recap", "preferences"]
 ChooseBy = Literal["lead", "value"]
 
 
@@ -46,104 +45,6 @@ class CriticConfig(CriticNetworkConfig, TrainerConfig):
         description="An episode is judged by a critic that has not seen its initial state: episodes are cut into so "
         "many parts.",
     )
-
-
-class RecapConfig(Config):
-    """How decisions get their words, and how the policy is led by them (RECAP, arXiv 2511.14759)."""
-
-    lookahead: PositiveInt | None = Field(
-        default=2,
-        description="Decisions after which V says how a decision turned out; empty: the episode's outcome does.",
-    )
-    positive: float = Field(
-        default=0.4, gt=0, lt=1, description="Share of each task's decisions that get the positive word."
-    )
-    dropout: float = Field(
-        default=0.3, ge=0, lt=1, description="Share of examples cloned without a word; guidance needs some."
-    )
-    guidance: NonNegativeFloat = Field(
-        default=1.0,
-        description="Of the saved policy: 1: only the positive word; more: farther from what it does without a word.",
-    )
-
-
-class PreferencesConfig(Config):
-    """Which episodes are preferred to which, and how strongly that counts (TPO of GRAPE, arXiv 2411.19309)."""
-
-    beta: PositiveFloat = Field(
-        default=0.1, description="What one nat of an episode's log-probability over the first policy's counts."
-    )
-    pairs: PositiveInt = Field(default=4, description="Pairs of episodes per update.")
-    cloning: float = Field(
-        default=0.0, ge=0, description="Weight of the cloning loss of the better episodes, which keeps them likely."
-    )
-    file: str | None = Field(
-        default=None,
-        description='A person\'s choices, a line each: {"better": 3, "worse": 7, "dataset": "datasets/mine"}, episodes '
-        "numbered from 0; the dataset may be left out where there is one, and in a file in its folder. `recorded`: the "
-        "files that the console's buttons Better and Worse left in the datasets. Empty: successes over failures.",
-    )
-
-
-class OfflinePPOConfig(Config):
-    """Iterations of method=ppo (RL-100, arXiv 2510.14830)."""
-
-    iterations: PositiveInt = Field(default=1, description="More than one has not been shown to gain.")
-    decisions: PositiveInt = Field(
-        default=1000,
-        description="Logged observations that chunks are drawn at for each; each dataset by its episodes.",
-    )
-
-
-class OfflineConfig(Config):
-    """How a policy is improved from the episodes in `sft.datasets`; `sft` has the cloning's own options."""
-
-    method: Method = Field(
-        default="best_of_n",
-        description="What is cloned. cloning: everything; filtered: episodes that succeeded; advantage_weighted: "
-        "everything, each decision by how much better than expected it turned out; best_of_n: at each logged "
-        "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q); "
-        "ppo: nothing, the `algo` section's updates on the policy's own chunks at logged observations, by the critic "
-        "(RL-100); "
-        "recap: everything, the instruction saying whether a decision was better than expected; preferences: nothing, "
-        "better episodes become likelier than worse ones of the same task.",
-    )
-    advantage: Literal["outcome", "critic"] = Field(
-        default="outcome",
-        description="advantage_weighted: what a decision is worth: its episode's discounted outcome, or its Q; "
-        "both less V.",
-    )
-    temperature: PositiveFloat = Field(
-        default=0.2, description="advantage_weighted: a decision counts exp(advantage / temperature) times."
-    )
-    largest_weight: PositiveFloat = Field(
-        default=20.0,
-        description="advantage_weighted: a decision counts at most so many times as one that went as expected.",
-    )
-    candidates: PositiveInt = Field(default=8, description="best_of_n, ppo: chunks drawn from the policy.")
-    decisions: PositiveInt = Field(
-        default=5000, description="best_of_n: logged observations to draw for, chosen at random."
-    )
-    control: Literal["none", "shuffled_outcomes"] = Field(
-        default="none",
-        description="Negative control: outcomes dealt anew among each task's episodes before anything is learned.",
-    )
-    evaluate: Literal["before_and_after", "after", "never"] = Field(
-        default="before_and_after", description="When to run the `eval` section's evaluation."
-    )
-    critic: CriticConfig = Field(default_factory=CriticConfig)
-    recap: RecapConfig = Field(default_factory=RecapConfig, description="Of method recap.")
-    preferences: PreferencesConfig = Field(default_factory=PreferencesConfig, description="Of method preferences.")
-    ppo: OfflinePPOConfig = Field(default_factory=OfflinePPOConfig, description="Of method ppo.")
-
-    @model_validator(mode="after")
-    def _control_does_something(self) -> OfflineConfig:
-        if self.method == "cloning" and self.control != "none":
-            raise ValueError(
-                f"control: got {self.control!r}, but method cloning asks for no outcomes, so the control would be the "
-                "same run; leave it out, or choose another method"
-            )
-        return self
 
 
 class OnlineCriticConfig(CriticNetworkConfig):

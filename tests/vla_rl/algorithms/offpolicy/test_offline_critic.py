@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_rl.algorithms.offpolicy.config import CriticConfig, OfflineConfig
+from vla_rl.algorithms.offpolicy.config import CriticConfig
 from vla_rl.algorithms.offpolicy.critic import Critic, Judged, fit_critic
-from vla_rl.algorithms.offpolicy.examples import advantage_weights
+from vla_rl.algorithms.offpolicy.logged import AdvantageWeightedConfig, advantage_weights
 from vla_rl.algorithms.offpolicy.transitions import Transitions
 
 RIGHT, WRONG = 0.9, 0.2  # How likely an episode succeeds after the right first chunk, and after a wrong one.
@@ -121,7 +121,7 @@ def test_weights_are_the_exponential_of_the_advantage_and_capped() -> None:
     data = two_decisions(3)
     v = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], np.float32)
     judged = Judged(q=v + 0.1, spread=np.zeros(6, np.float32), v=v)
-    config = OfflineConfig(temperature=0.5, largest_weight=100.0, critic=CriticConfig(discount=0.9))
+    config = AdvantageWeightedConfig(temperature=0.5, largest_weight=100.0, critic=CriticConfig(discount=0.9))
     outcome = np.where(data.success[data.episode], 0.9 ** np.array([4, 2, 4, 2, 4, 2]), 0)
     expected = np.exp((outcome - v) / 0.5)
     np.testing.assert_allclose(advantage_weights(config, data, judged), expected, rtol=1e-5)

@@ -21,13 +21,13 @@ from together import ALGOS, ENV, FOLDERS, MEMORY_BATCH, MEMORY_OPTIONS, SPEC, ru
 from torch.distributed.fsdp import FSDPModule
 from typer.testing import CliRunner
 
-from vla_rl.algorithms.offpolicy.advantage_conditioned import AdvantageConditionedPolicy, ContinuingConditionedPolicy
 from vla_rl.cli import app as cli
 from vla_rl.common.distributed import outcomes as outlines
 from vla_rl.common.distributed.launched import LaunchedGroup, check
 from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.common.distributed.weights import trained_weights
 from vla_rl.config import ConfigError, dump_yaml
+from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy, ContinuingConditionedPolicy
 from vla_rl.policies.lerobot.act import LeRobotActPolicy
 from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
 from vla_rl.policies.lerobot.fast import LeRobotFastPolicy

@@ -12,27 +12,69 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 from safetensors.numpy import load_file, save_file
 
-from vla_rl.algorithms.offpolicy.config import PreferencesConfig
-from vla_rl.algorithms.offpolicy.examples import FACTS_FILE
-from vla_rl.algorithms.offpolicy.transitions import Transitions
+from vla_rl.algorithms.offpolicy.logged import FACTS_FILE, clone, kept, with_outcomes
+from vla_rl.algorithms.offpolicy.offline import LoggedRun, OfflineConfig
+from vla_rl.algorithms.offpolicy.transitions import Transitions, logged_transitions
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.config import ConfigError
+from vla_rl.data.config import AugmentConfig
 from vla_rl.data.dataset import BCBatch, BCDataset, EpisodeDataset
 from vla_rl.data.lerobot_io import PREFERENCES
 from vla_rl.interfaces import Policy
+from vla_rl.rollout.runner import evaluation_mode
 from vla_rl.training.bc_trainer import BCTrainer
+from vla_rl.training.config import SFTConfig
 
 FILE = "preferences.safetensors"
 RECORDED = "recorded"
+
+
+class PreferencesConfig(OfflineConfig):
+    """No cloning: better episodes become likelier than worse ones of the same task (TPO of GRAPE)."""
+
+    kind: Literal["preferences"] = "preferences"
+
+    beta: PositiveFloat = Field(
+        default=0.1, description="What one nat of an episode's log-probability over the first policy's counts."
+    )
+    pairs: PositiveInt = Field(default=4, description="Pairs of episodes per update.")
+    cloning: float = Field(
+        default=0.0, ge=0, description="Weight of the cloning loss of the better episodes, which keeps them likely."
+    )
+    file: str | None = Field(
+        default=None,
+        description='A person\'s choices, a line each: {"better": 3, "worse": 7, "dataset": "datasets/mine"}, episodes '
+        "numbered from 0; the dataset may be left out where there is one, and in a file in its folder. `recorded`: the "
+        "files that the console's buttons Better and Worse left in the datasets. Empty: successes over failures.",
+    )
+
+    def refuses(self, sft: SFTConfig) -> str:
+        """Other images or precision than the first policy's."""
+        if sft.precision == "policy" and sft.augment == AugmentConfig():
+            return ""
+        return (
+            "offline.kind=preferences: compares likelihoods with those of the first policy, so images and precision "
+            "stay as they are: leave out sft.precision and sft.augment"
+        )
+
+    def improve(self, policy: Policy, run: LoggedRun) -> dict[str, Any]:
+        """Learn from pairs of episodes, kept with how likely they were at first. See `OfflineConfig.improve`."""
+
+        def choose(data: BCDataset) -> BCDataset:
+            made = kept(run, Preferences, lambda: choose_pairs(self, policy, data, run))
+            return PreferenceDataset(data, made, self)
+
+        return clone(policy, run, choose, PreferenceTrainer)
 
 
 @dataclass(frozen=True)
@@ -48,16 +90,16 @@ class Preferences:
     worse: np.ndarray
     reference: np.ndarray
 
-    def save(self, folder: Path, found: dict[str, float]) -> None:
+    def save(self, folder: Path, found: Mapping[str, float]) -> None:
         """Write them, and figures about them; the folder appears whole or not at all."""
         with atomic_folder(folder, "preferences") as partial:
             save_file({"better": self.better, "worse": self.worse, "reference": self.reference}, partial / FILE)
             (partial / FACTS_FILE).write_text(json.dumps(found, indent=1) + "\n")
 
-    @staticmethod
-    def load(folder: Path) -> tuple[Preferences, dict[str, float]]:
+    @classmethod
+    def load(cls, folder: Path) -> tuple[Self, dict[str, float]]:
         """What `save` wrote."""
-        return Preferences(**load_file(folder / FILE)), json.loads((folder / FACTS_FILE).read_text())
+        return cls(**load_file(folder / FILE)), json.loads((folder / FACTS_FILE).read_text())
 
 
 def pair_up(transitions: Transitions, dataset: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +130,7 @@ def pair_up(transitions: Transitions, dataset: np.ndarray, seed: int) -> tuple[n
     if not better:
         raise ValueError(
             "no dataset has both a success and a failure of one task, so that no episode can be preferred to another: "
-            "log episodes of both kinds (collect.keep=all), or say which are better in offline.preferences.file"
+            "log episodes of both kinds (collect.keep=all), or say which are better in offline.file"
         )
     return np.array(better), np.array(worse)
 
@@ -104,9 +146,9 @@ def read_pairs(file: str, parts: Sequence[EpisodeDataset]) -> tuple[np.ndarray, 
         files = [found for part in parts if (found := part.path / PREFERENCES).is_file()]
         if not files:
             where = ", ".join(str(part.path) for part in parts)
-            raise ConfigError(f"offline.preferences.file: {RECORDED}, but no dataset has a {PREFERENCES}: {where}")
+            raise ConfigError(f"offline.file: {RECORDED}, but no dataset has a {PREFERENCES}: {where}")
     elif not files[0].is_file():
-        raise ConfigError(f"offline.preferences.file: {file} not found; give a file of pairs, or leave it out")
+        raise ConfigError(f"offline.file: {file} not found; give a file of pairs, or leave it out")
     pairs = [pair for one in files for pair in _pairs_of(one, parts)]
     if not pairs:
         raise ConfigError(f"{', '.join(map(str, files))}: holds no pair")
@@ -200,7 +242,7 @@ class PreferenceTrainer(BCTrainer):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.world.size > 1:
-            raise ConfigError(f"offline.method=preferences: learns in one process; got {self.world.size}")
+            raise ConfigError(f"offline.kind=preferences: learns in one process; got {self.world.size}")
         self.most = decisions_at_once(self.config.batch_size, self.config.grad_accumulation)
 
     def learn(self, data: BCDataset, seed: int) -> dict[str, float]:
@@ -238,3 +280,33 @@ class PreferenceTrainer(BCTrainer):
 def decisions_at_once(batch_size: int, grad_accumulation: int) -> int:
     """How many decisions go through the policy together."""
     return max(1, batch_size // grad_accumulation)
+
+
+def choose_pairs(
+    config: PreferencesConfig, policy: Policy, data: BCDataset, run: LoggedRun
+) -> tuple[Preferences, dict[str, float]]:
+    """Which episodes are preferred to which, and how likely the policy makes them now; figures by name."""
+    if config.file is not None:
+        better, worse = read_pairs(config.file, data.parts)
+        alike = np.zeros(len(better), bool)
+        if config.control == "shuffled_outcomes":
+            swapped = np.random.default_rng(run.seed).random(len(better)) < 0.5
+            better, worse = np.where(swapped, worse, better), np.where(swapped, better, worse)
+    else:
+        transitions = with_outcomes(config, logged_transitions(None, data), run.seed)
+        dataset = np.full(len(transitions.success), -1)
+        source = np.repeat(np.arange(len(data.parts)), [len(part.rows) for part in data.parts])
+        dataset[transitions.episode] = source  # Of episodes that are learned from at all.
+        better, worse = pair_up(transitions, dataset, run.seed)
+        alike = transitions.initial_state[better] == transitions.initial_state[worse]
+    episodes = np.unique(np.concatenate([better, worse]))
+    run.show(f"{len(better)} pairs of {len(episodes)} episodes: how likely they are now")
+    with evaluation_mode(policy):
+        most = decisions_at_once(run.sft.batch_size, run.sft.grad_accumulation)
+        reference = reference_log_probs(policy, data, episodes, most)
+    found = {"pairs": float(len(better)), "pairs/same_initial_state": float(alike.mean())}
+    found |= {"pairs/likelier": float((reference[better] > reference[worse]).mean())}
+    return Preferences(better, worse, reference), found
+
+
+METHOD = PreferencesConfig

@@ -12,13 +12,12 @@ from tiny_run import make_recipe, metrics, save_policy
 from torch import nn
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.offpolicy.advantage_conditioned import AdvantageConditionedPolicy, condition
-from vla_rl.algorithms.offpolicy.advantage_words import advantages, improves, with_words
-from vla_rl.algorithms.offpolicy.config import RecapConfig
 from vla_rl.algorithms.offpolicy.transitions import Transitions
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.interfaces import Policy, PolicyOutput
+from vla_rl.methods.offline.recap import RecapConfig, advantages, improves
+from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy, condition, with_words
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.inspect import describe
@@ -162,7 +161,7 @@ def test_it_is_saved_and_loaded_by_its_folder(guidance: float, tmp_path: Path) -
     section = {"kind": "advantage_conditioned", "path": str(tmp_path / "policy"), "guidance": 0.0}
     without = build_component("policy", section).build(SPEC)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(without.act(obs, None, 0.0).actions, policy.base.act(obs, None, 0.0).actions)
-    with pytest.raises(ConfigError, match=r"made by `run: offline` with offline\.method=recap"):
+    with pytest.raises(ConfigError, match=r"made by `run: offline` with offline\.kind=recap"):
         build_component("policy", {"kind": "advantage_conditioned"}).build(SPEC)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""`run: offline` with method ppo: updates by the critic on the policy's own chunks."""
+"""`run: offline` of kind ppo: updates by the critic on the policy's own chunks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from reach_policy import log_episodes
 from tiny_run import metrics, save_policy, tiny_values
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.grpo import GRPOConfig
-from vla_rl.algorithms.offpolicy.config import OfflineConfig
-from vla_rl.algorithms.offpolicy.iterated import own_chunks, update
 from vla_rl.algorithms.offpolicy.transitions import logged_transitions
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.methods.offline.ppo import OfflinePPOConfig, own_chunks, update
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import list_checkpoints
@@ -28,8 +26,14 @@ from vla_rl.workflows.offline import improve_offline
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
-CONFIG = OfflineConfig.model_validate({"method": "ppo", "candidates": 4, "critic": SMALL, "ppo": {"decisions": 16}})
-GRPO = GRPOConfig(optim={"lr": 2e-3, "warmup_steps": 0}, minibatch_size=16, micro_batch_size=16, epochs=2)
+GRPO = {
+    "kind": "grpo",
+    "optim": {"lr": 2e-3, "warmup_steps": 0},
+    "minibatch_size": 16,
+    "micro_batch_size": 16,
+    "epochs": 2,
+}
+CONFIG = OfflinePPOConfig.model_validate({"algo": GRPO, "candidates": 4, "critic": SMALL, "decisions": 16})
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +83,16 @@ def test_updates_make_what_the_critic_likes_likelier(base: Path, logged: Path) -
     before = liked()
     for number in range(3):
         batch = own_chunks(CONFIG, policy, critic.data, critic, 0, number)  # type: ignore[arg-type]
-        assert update(CONFIG, GRPO, policy, batch, 0, number)["update/ratio"] == pytest.approx(1, abs=0.3)
+        assert update(CONFIG, policy, batch, 0, number)["update/ratio"] == pytest.approx(1, abs=0.3)
     assert liked() > before + 0.1
 
 
 def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
     values = tiny_values(base, "run=offline")
     values["env"] |= {"horizon": 11, "num_envs": 4}
-    section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
-    section["ppo"] |= {"iterations": 2}
     algo = {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 16}
-    return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo})
+    section = CONFIG.model_dump(mode="json") | {"evaluate": "never", "iterations": 2, "algo": algo}
+    return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline})
 
 
 def test_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
@@ -110,7 +113,12 @@ def test_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
     assert metrics(killed) == rows
 
 
-def test_its_updates_need_an_algorithm(base: Path, logged: Path, tmp_path: Path) -> None:
-    values = recipe_of(base, logged).model_dump(mode="json")
-    with pytest.raises(ConfigError, match=r"algo\.kind: got None; offline\.method=ppo.*algo\.kind=grpo"):
-        improve_offline(read_recipe(values | {"algo": None}), tmp_path / "run", lambda _: None)
+@pytest.mark.parametrize("name", ["kl_coef", "bc_coef", "decay_iterations"])
+def test_options_that_do_nothing_are_refused(name: str, base: Path, logged: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^offline: algo\.{name}: got 4, which kind ppo makes no use of"):
+        recipe_of(base, logged, algo={"kind": "grpo", name: 4})
+
+
+def test_another_algorithm_is_refused(base: Path, logged: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^offline: algo\.kind: got 'ppo', .* allowed: grpo"):
+        recipe_of(base, logged, algo={"kind": "ppo"})

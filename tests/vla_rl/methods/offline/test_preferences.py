@@ -14,26 +14,27 @@ from reach_policy import log_episodes
 from tiny_run import save_policy
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.offpolicy.config import OfflineConfig, PreferencesConfig
-from vla_rl.algorithms.offpolicy.preferences import (
+from vla_rl.algorithms.offpolicy.offline import LoggedRun
+from vla_rl.algorithms.offpolicy.transitions import logged_transitions
+from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.methods.offline.preferences import (
     PreferenceDataset,
     Preferences,
+    PreferencesConfig,
     PreferenceTrainer,
+    choose_pairs,
     episode_batch,
     pair_up,
     read_pairs,
     reference_log_probs,
 )
-from vla_rl.algorithms.offpolicy.transitions import logged_transitions
-from vla_rl.config import ConfigError
-from vla_rl.data.config import DatasetConfig
-from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.policies.fake_input import fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.training.config import SFTConfig
 from vla_rl.types import ActionChunk
-from vla_rl.workflows.offline import choose_pairs
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 
@@ -159,9 +160,11 @@ def test_a_persons_choices_are_read_from_a_file(data: BCDataset, folder: Path, t
     file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
     better, worse = read_pairs(str(file), data.parts)
     assert list(better) == [3, 0] and list(worse) == [1, 3]
-    config = OfflineConfig.model_validate({"method": "preferences", "preferences": {"file": str(file)}})
+    config = PreferencesConfig(file=str(file))
     sft = SFTConfig.model_validate({"datasets": [str(folder)], "batch_size": 4})
-    found, figures = choose_pairs(config, policy_of(tmp_path), data, sft, 0, lambda _: None)
+    found, figures = choose_pairs(
+        config, policy_of(tmp_path), data, LoggedRun(tmp_path, sft, 0, ENV.env_spec(), lambda *_: None, lambda _: None)
+    )
     assert figures["pairs"] == 2 and list(np.flatnonzero(np.isfinite(found.reference))) == [0, 1, 3]
     for wrong, message in (
         ('{"better": 3}', r"line 1: needs"),
