@@ -40,11 +40,11 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(97_375, 82_000),
-    "files": Limit(596, 520),
+    "lines": Limit(97_434, 82_000),
+    "files": Limit(595, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
-    "option entries": Limit(1_063, 850),
+    "option entries": Limit(1_085, 850),
     "commands": Limit(40, 40),
     "two-way rooms of vla_rl": Limit(3, 4),
     "two-way rooms of sim": Limit(0, 2),
@@ -54,8 +54,8 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(146, 150),
-    "of them, of our own modules": Limit(59, None),
+    "function-level imports": Limit(145, 150),
+    "of them, of our own modules": Limit(58, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
