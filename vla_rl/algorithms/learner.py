@@ -26,7 +26,7 @@ from vla_rl.common.distributed.fsdp import like, swap_weights
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.common.progress import Stopwatch
 from vla_rl.interfaces import Policy
-from vla_rl.rollout.success import usable_episodes
+from vla_rl.rollout.runner import usable_episodes
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic, read_scalars
 from vla_rl.training.trainer import BadSteps, TrainingDivergedError, warmup_factor

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _Attempt = tuple[int, EpisodeSpec | None, int]  # Number, spec, which attempt; None: nothing is needed for now.
 _PER_STEP = ("frames", "states", "objects")  # Of a `StepResult.info`: of each control step, not of the chunk.
 _STEP_ARRAYS = ("reward", "terminated", "truncated", "num_steps")  # Of a `StepResult`; an episode has them in a row.
+NO_EPISODE = (
+    "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
+    "dies or hangs loses its episode)."
+)
 
 
 class Acted(Protocol):
@@ -348,3 +352,15 @@ def _recorded_frames(results: Sequence[StepResult]) -> dict[str, Any]:
 def derived_seed(*numbers: int) -> int:
     """Return a seed that differs for each list of numbers, in 0 .. 2^32 - 1."""
     return int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1)[0])
+
+
+def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes that were not lost.
+
+    Raises:
+        ValueError: none is left.
+    """
+    usable = [e for e in episodes if not e.lost]
+    if not usable:
+        raise ValueError(NO_EPISODE.format(len(episodes)))
+    return usable

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from vla_rl.rollout.runner import usable_episodes
 from vla_rl.types import Episode
 
-NO_EPISODE = (
-    "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
-    "dies or hangs loses its episode)."
-)
 # In `Episode.info`: had the task really been carried out, by the end of each chunk, where a reward model judges?
 TRUE_SUCCESS = "true_success"
 # In `Episode.info`: what was taken off each chunk's reward, which says nothing of success; and where the reward is a
@@ -66,18 +63,6 @@ def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagin
         if len(likely) == len(from_start):
             found["train/imagined_probability"] = float(np.mean(likely))
     return found
-
-
-def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes that were not lost.
-
-    Raises:
-        ValueError: none is left.
-    """
-    usable = [e for e in episodes if not e.lost]
-    if not usable:
-        raise ValueError(NO_EPISODE.format(len(episodes)))
-    return usable
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

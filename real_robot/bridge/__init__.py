@@ -1,1 +1,0 @@
-"""The bridge: topics to observations, actions to topics and goals, as a contract says."""

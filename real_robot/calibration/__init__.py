@@ -1,1 +1,0 @@
-"""Camera calibration (intrinsics, hand-eye) and the workspace box."""

@@ -1,1 +1,0 @@
-"""A robot's contract, one YAML file: its topics, limits, model, execution and teleoperation."""

@@ -1,1 +1,0 @@
-"""The control loop next to the robot, playing of chunks, and the safety supervisor."""

@@ -1,1 +1,0 @@
-"""`vla-rl deploy`: robot, policy client, supervisor, operator and recorder put together from one contract."""

@@ -1,1 +1,0 @@
-"""A robot's contract held against its live graph: `vla-rl doctor ROBOT.yaml`. It sends nothing."""

@@ -1,1 +1,0 @@
-"""The robot guard, which brakes when deploy dies, and the lock that allows a robot one driver."""

@@ -1,1 +1,0 @@
-"""The operator: devices, console, interventions, recordings."""

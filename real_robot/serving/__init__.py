@@ -1,1 +1,0 @@
-"""The policy server and its client: openpi's protocol over WebSocket."""

@@ -1,1 +1,0 @@
-"""Offscreen rendering: the GL context, the devices, and segmentation."""

@@ -1,1 +1,0 @@
-"""robosuite 1.4's tasks with the Panda arm. Importing this loads no simulator."""

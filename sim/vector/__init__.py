@@ -1,1 +1,0 @@
-"""N environments as one `VecEnv`, in this process or in others."""

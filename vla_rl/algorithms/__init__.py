@@ -1,1 +1,0 @@
-"""RL algorithms: advantages, losses, the learner."""

@@ -1,1 +1,0 @@
-"""Learning from logged episodes without an environment: transitions, a critic, and what to clone of them."""

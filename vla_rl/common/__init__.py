@@ -1,1 +1,0 @@
-"""Helpers without a topic of their own: atomic writes, progress, timing, precision, a run's folder."""

@@ -1,1 +1,0 @@
-"""Self-contained pages about a run: charts, videos, imagination."""

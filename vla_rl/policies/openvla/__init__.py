@@ -1,1 +1,0 @@
-"""OpenVLA and OpenVLA-OFT: the network, its inputs, its published folders."""

@@ -1,1 +1,0 @@
-"""The OpenVLA network: vision towers, Llama, action heads."""

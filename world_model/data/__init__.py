@@ -1,1 +1,0 @@
-"""Recorded episodes as frames, latents and clips; styles; where imagined episodes begin."""

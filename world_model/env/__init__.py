@@ -1,1 +1,0 @@
-"""The world model as an environment, and planning in it."""

@@ -1,1 +1,0 @@
-"""Fitting a world model to recorded episodes, in resumable stages."""

@@ -1,1 +1,0 @@
-"""Imagining with a world model: chunks, what they are worth, and how fast that goes."""

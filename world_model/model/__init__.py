@@ -1,1 +1,0 @@
-"""The networks: images to latents, latents and actions to the next latents, latents to success."""

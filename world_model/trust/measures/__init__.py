@@ -1,1 +1,0 @@
-"""What is measured of a world model: images, outcomes, response to actions, horizon."""
