@@ -53,11 +53,10 @@ class SimulatedBody:
 
     Args:
         env: of its own, closed with this one.
-        untold: dimensions of the state that depend on what is held, such as the fingers.
     """
 
-    def __init__(self, env: EmbodiedEnv, untold: Sequence[int] = ()) -> None:
-        self._env, self._untold, self._task = env, list(untold), ""
+    def __init__(self, env: EmbodiedEnv) -> None:
+        self._env, self._task = env, ""
 
     def begin(self, specs: Sequence[EpisodeSpec]) -> list[Keyframe]:
         """See `Body.begin`: as the whole simulator has it, settled."""
@@ -73,7 +72,6 @@ class SimulatedBody:
         actions = np.clip(actions, self._env.spec.action_low, self._env.spec.action_high)
         states = np.zeros((*actions.shape[:2], self._env.spec.state_dim), np.float32)
         after = [self._moved(body, actions[row], states[row]) for row, body in enumerate(bodies)]
-        states[..., self._untold] = np.nan
         return after, states
 
     def _moved(self, body: Keyframe, actions: np.ndarray, states: np.ndarray) -> Keyframe:

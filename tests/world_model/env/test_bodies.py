@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ class HalfBody:
         return [Keyframe("half", spec.task, 0, {"at": np.array(100 * start_position(spec))}) for spec in specs]
 
     def step(self, bodies: Sequence[Keyframe], actions: np.ndarray) -> tuple[list[Keyframe], np.ndarray]:
-        path = np.array([b.arrays["at"] for b in bodies])[:, None] + actions[:, :, 0].cumsum(1)
+        path = np.array([b.arrays["at"] for b in bodies])[:, None] + actions[:, :, 0].clip(-1, 1).cumsum(1)
         after = [replace(b, arrays={"at": np.array(row[-1])}) for b, row in zip(bodies, path, strict=True)]
         return after, np.stack([np.full_like(path, np.nan), path], 2).astype(np.float32)
 
@@ -47,6 +48,19 @@ class Silent(HalfBody):
 def env_with(body: HalfBody, num_envs: int = 2, noise: float = 0.0, **options: object) -> WorldModelEnv:
     config = ImaginationConfig.model_validate(options)
     return WorldModelEnv(toy_world_model(noise), ToyInitialFrames(), config, num_envs, body=body)
+
+
+def test_the_contract_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    from checks import check_vec_env
+
+    config = ImaginationConfig(fresh_noise=False)
+
+    def make(num_envs: int, record_frames: bool = False) -> WorldModelEnv:
+        parts = toy_world_model(0.05), ToyInitialFrames(), config, num_envs
+        return WorldModelEnv(*parts, record_frames=record_frames, body=HalfBody())
+
+    check_vec_env(make)
 
 
 def test_the_body_tells_the_state_and_the_world_model_the_pictures() -> None:
