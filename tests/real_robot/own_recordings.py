@@ -24,7 +24,7 @@ def motion(seed: int, joints: int, grippers: Sequence[int]) -> tuple[np.ndarray,
     now = rng.normal(0, 0.05, joints)
     for step in range(length):
         state[step] = now
-        action[step] = now + np.clip(goal - now, -0.05, 0.05)
+        action[step] = now + np.clip(goal - now, -0.02, 0.02)
         action[step, list(grippers)] = 1.0 if step > length - 8 else -1.0
         now = now + 0.8 * (action[step] - now)
     return state.astype(np.float32), action.astype(np.float32), np.stack([picture(place, now[0]) for now in state])
@@ -110,7 +110,7 @@ def robomimic(file: Path, episodes: int = 6) -> Path:
         for number in range(episodes):
             state, action, images = motion(number, 7, (6,))
             length = len(action)
-            step = np.concatenate([(action - state)[:, :6] / 0.05, action[:, 6:]], 1)
+            step = np.concatenate([(action - state)[:, :6] / 0.02, action[:, 6:]], 1)
             quaternion = np.tile(np.array([0, 0, 0, 1], np.float32), (length, 1))
             demo = data.create_group(f"demo_{number}")
             demo.attrs["num_samples"] = length

@@ -20,6 +20,7 @@ from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import ANY, COLLECT, EVAL
 from vla_rl.rollout.recording_plan import CollectConfig
+from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
 from vla_rl.workflows.evaluate_policy import base_and_final, compare_policies, find_evaluation, save_comparison
 from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
@@ -73,6 +74,7 @@ def evaluate(
 ) -> None:
     """Evaluate a policy: success per task with its interval, JSON, a picture and videos.
 
+    With env.kind robot, where nothing can succeed: action errors on held-out recorded episodes, JSON and a page.
     Each episode is kept as it ends: after Ctrl-C or a kill, the same command with --resume goes on where it was.
     """
     if not name or name.startswith(".") or "/" in name:
@@ -89,7 +91,8 @@ def evaluate(
     # A folder that holds the same recipe takes another evaluation, or goes on with one that was cut off.
     again = resume or (output is not None and RunFolder(output).exists)
     is_alone = not perturbations and not recipes
-    if is_alone and output is not None and RunFolder(output).evaluation(name).exists():
+    taken = (RunFolder(output).evaluation(name), RunFolder(output).action_errors_of(name)) if output else ()
+    if is_alone and any(file.exists() for file in taken):
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
     given = {"--name": name, "--perturb": perturb, "--levels": levels, "--suites": suites}
     typed = shlex.join(["eval", *(word for pair in given.items() if pair[1] is not None for word in pair)])
@@ -101,6 +104,9 @@ def evaluate(
             elif perturbations:
                 evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
                 tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
+            elif loaded.acting_env.not_stepped:
+                tables = [evaluate_recorded(loaded, run.path, name, run.report, say).table()]
+                written = str(run.action_errors_of(name))
             else:
                 tables, written = [run_evaluation(loaded, run.path, name).table()], str(run.evaluation(name))
     if world.is_main:

@@ -108,6 +108,10 @@ class RunFolder:
         """Return one evaluation's JSON file; "base" and "final" are those before and after training."""
         return self.evaluations / f"{name}.json"
 
+    def action_errors_of(self, name: str) -> Path:
+        """Return the JSON file of a policy's action errors on recorded episodes."""
+        return self.path / "action_errors" / f"{name}.json"
+
     def videos_of(self, name: str) -> list[Path]:
         """Return the MP4 files of one evaluation's filmed episodes."""
         return sorted(self.videos.glob(f"{glob.escape(name)}__*.mp4"))

@@ -18,6 +18,7 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
 from vla_rl.training.metrics import MetricLogger
+from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome, policy_path
@@ -81,7 +82,12 @@ def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
 
 def evaluate_once(recipe: Recipe, folder: Path, name: str) -> None:
     """Run the recipe's evaluation, unless the run has it."""
-    if not RunFolder(folder).evaluation(name).is_file():
+    run = RunFolder(folder)
+    if recipe.acting_env.not_stepped:
+        file = run.action_errors_of(name)
+        if not file.is_file():
+            evaluate_recorded(recipe, folder, name, file.with_suffix("") / run.report.name)
+    elif not run.evaluation(name).is_file():
         evaluate(recipe, folder, name)
 
 
