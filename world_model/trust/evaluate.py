@@ -34,6 +34,7 @@ def measure_trust(
     held_out: Sequence[Path],
     policies: Sequence[PolicySuccess] = (),
     *,
+    acting: PolicySuccess | None = None,
     train: Sequence[Path] = (),
     styles: Mapping[str, Path] | None = None,
     imagination: ImaginationConfig | None = None,
@@ -48,6 +49,7 @@ def measure_trust(
     Args:
         held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
         policies: name, names of initial states, real and imagined success from each.
+        acting: the same of the policy that RL starts from, with its held-out episodes as the real ones.
         train: other datasets, that the inverse dynamics learns from; empty takes half of the held-out episodes.
         styles: name -> dataset of episodes with another look.
         imagination: how the environment imagines. trust: what is required of it. None takes the defaults.
@@ -81,7 +83,8 @@ def measure_trust(
             held_out=[episode for dataset in datasets for episode in episodes(dataset)],
             train=[episode for dataset in learned for episode in episodes(dataset)],
             styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
-            policies=[PolicyOutcomes(name, starts, np.array(a), np.array(b)) for name, starts, a, b in policies],
+            policies=[_outcomes(*policy) for policy in policies],
+            acting=None if acting is None else _outcomes(*acting),
         ),
         config,
         Provenance(
@@ -98,6 +101,10 @@ def measure_trust(
     target = Path(folder or source)
     save_trust(measured, target, control_hz=spec.control_hz, require=(trust or TrustConfig()).require)
     return target / PAGE_FILE
+
+
+def _outcomes(name: str, starts: Sequence[str], real: Sequence[bool], imagined: Sequence[bool]) -> PolicyOutcomes:
+    return PolicyOutcomes(name, starts, np.array(real), np.array(imagined))
 
 
 def _check_unseen(

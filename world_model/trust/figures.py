@@ -96,6 +96,13 @@ FIGURES: dict[str, FigureInfo] = {
         "points",
         "Above zero the world model flatters. Rates can agree while every episode is wrong: read agreement first.",
     ),
+    "acting_gap": FigureInfo(
+        OUTCOMES,
+        "Imagined minus real success, the policy acting",
+        "points",
+        "The policy that RL starts from acts in imagination, from where its held-out episodes began. Far above zero it "
+        "is shown an easier world than the real one, and learns what does not carry over.",
+    ),
     "auc": FigureInfo(
         OUTCOMES,
         "Order of successes and failures (AUC)",

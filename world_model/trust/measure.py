@@ -113,6 +113,10 @@ def measure(
         figures |= policy_figures(data.policies)
     else:
         not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
+    if data.acting is not None:
+        figures["acting_gap"] = policy_rates(data.acting).gap
+    else:
+        not_measured["acting_gap"] = "no held-out episodes of the recipe's own policy, from an environment's states"
     if "ssim" not in figures:
         not_measured["ssim"] = f"the images are smaller than {MIN_SSIM_SIDE} x {MIN_SSIM_SIDE} pixels"
     styles: dict[str, dict[str, Figure]] = {}

@@ -106,7 +106,8 @@ class TrustReport(Config):
         info, measured = figure_info(name), self.figure(name)
         number = requirement.judged(name, measured)
         passed = requirement.reached(number)
-        refuses = not passed and requirement.otherwise == "refuse"
+        refusing = ("refuse",) if measured is None else ("refuse", "refuse_if_measured")
+        refuses = not passed and requirement.otherwise in refusing
         if measured is None:
             found = f"not measured ({self.not_measured.get(name, 'the report lacks it')})"
         elif math.isnan(number):

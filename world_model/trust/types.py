@@ -103,7 +103,7 @@ class PolicyOutcomes:
 
     Attributes:
         name: for people.
-        starts: E names of initial states, each once, the same for every policy.
+        starts: E names of initial states; of several policies each once, the same for every policy.
         real, imagined: bool (E,), success.
     """
 
@@ -123,12 +123,14 @@ class TrustData:
             empty, half of `held_out` is used for it.
         styles: name -> held-out episodes with another look (lighting, colors, textures).
         policies: closed-loop outcomes of several policies.
+        acting: of the policy that RL will start from; its real episodes are the held-out ones.
     """
 
     held_out: Sequence[LoggedEpisode]
     train: Sequence[LoggedEpisode] = ()
     styles: Mapping[str, Sequence[LoggedEpisode]] = field(default_factory=dict)
     policies: Sequence[PolicyOutcomes] = ()
+    acting: PolicyOutcomes | None = None
 
 
 def check_episodes(episodes: Sequence[LoggedEpisode], frame_steps: int, what: str) -> None:

@@ -9,7 +9,7 @@ import rich
 
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.recipe.runs import FitRecipe
-from vla_rl.workflows.imagination.real_and_imagined import success_in_both
+from vla_rl.workflows.imagination.real_and_imagined import success_as_recorded, success_in_both
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
 from world_model.data.keyframes import mine_keyframes as mine
 from world_model.data.style_sheet import write_style_sheet
@@ -40,11 +40,14 @@ def measure_world_model(
     env = recipe.env if isinstance(recipe.env, WorldModelEnvConfig) else None
     outcomes = [success_in_both(recipe, world_model, policy, section.compare_episodes) for policy in policies]
     chunk_size = build_policy(recipe, env_spec(recipe)).chunk_size
+    if env is not None:
+        rich.print("the policy acts in imagination, from the held-out episodes' initial states")
     return measure_trust(
         section.measure,
         world_model,
         held_out,
         outcomes,
+        acting=env and success_as_recorded(recipe, world_model, held_out),
         train=train,
         styles=styles,
         imagination=env and env.imagination,

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import read_notes
+from vla_rl.data.keyframes import split_start
 from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.results import EpisodeRecord
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.types import Episode
-from vla_rl.workflows.recipe_parts import imagining
+from vla_rl.rollout.runner import collect
+from vla_rl.types import Episode, EpisodeSpec
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, imagining, policy_version
+from world_model.data.episodes import open_episodes
 from world_model.env.config import WorldModelEnvConfig
 from world_model.trust.evaluate import PolicySuccess
 
@@ -45,6 +50,34 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
             found.append(evaluate(loaded, env, wanted, name=policy).episodes)
     pairs = paired(*found)
     return policy, [start for start, _, _ in pairs], [r.success for _, r, _ in pairs], [i.success for _, _, i in pairs]
+
+
+def success_as_recorded(recipe: Recipe, world_model: Path, datasets: Sequence[Path]) -> PolicySuccess | None:
+    """Return the recipe's policy's success in its recorded real episodes, and in imagination from where they began.
+
+    Each initial state is begun from as often, at the same temperature. None where no dataset is of this policy's own
+    episodes, all from `train` states of the environment.
+    """
+    name, env_config = policy_version(recipe), imagined_env(recipe, world_model)
+    spec, states, real, temperatures = env_config.env_spec(), [], [], set()
+    for path in datasets:
+        notes = read_notes(path)
+        if notes.get("policy_version") != name:
+            continue
+        dataset = open_episodes(DatasetConfig(path=str(path)), spec)
+        temperatures.add(float(notes["collect"]["temperature"]))
+        ends = dataset.starts + dataset.lengths - 1
+        for episode in dataset.episodes.tolist():
+            states.append(split_start(dataset.initial_states[episode]))
+            real.append(bool(dataset.succeeded[ends[episode]]))
+    if len(temperatures) != 1 or any(task not in spec.tasks or split != "train" for task, split, _ in states):
+        return None
+    specs = [EpisodeSpec(task, "train", index) for task, _, index in states]
+    policy = build_policy(recipe, env_spec(recipe))
+    with closing(build_env(env_config)) as env:
+        imagined = collect(policy, env, specs, temperature=temperatures.pop(), seed=recipe.seed)
+    kept = [(_start(e), r, e.success) for r, e in zip(real, imagined, strict=True) if not e.lost]
+    return name, [start for start, _, _ in kept], [r for _, r, _ in kept], [i for _, _, i in kept]
 
 
 def paired[E: (Episode, EpisodeRecord)](real: Sequence[E], imagined: Sequence[E]) -> list[tuple[str, E, E]]:
