@@ -44,7 +44,7 @@ def good() -> Measured:
     starts = [f"s{i}" for i in range(50)]
     outcomes = [np.arange(50) < k for k in (10, 20, 40)]
     policies = [PolicyOutcomes(f"policy {i}", starts, o, o) for i, o in enumerate(outcomes)]
-    data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies)
+    data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies, policies[1])
     return measure(BlockWorldModel(), data, MeasureConfig(inverse_updates=150, num_clips=1))
 
 
@@ -88,10 +88,22 @@ def test_what_was_not_measured_says_why(good: Measured) -> None:
     bare = measure(BlockWorldModel(), TrustData(HELD_OUT[:6]), QUICK).report
     assert "it needs 20" in bare.not_measured["trust_horizon"]
     assert "got 0" in bare.not_measured["pearson"]
+    assert "no held-out episodes of the recipe's own policy" in bare.not_measured["acting_gap"]
     assert "inverse_updates is 0" in bare.not_measured["inverse_error_ratio"]
     text = next(v.text for v in bare.check(TrustConfig().require) if v.figure == "trust_horizon")
     assert text.startswith("Trust horizon: not measured (6 held-out episodes, it needs 20")
     assert text.endswith("RL refuses.")
+
+
+@pytest.mark.parametrize(("imagined", "refused"), [(28, True), (22, False), (5, False)])
+def test_a_world_model_that_flatters_the_policy_is_refused(imagined: int, refused: bool) -> None:
+    starts = [f"s{i}" for i in range(40)]
+    acting = PolicyOutcomes("policy", starts, np.arange(40) < 16, np.arange(40) < imagined)
+    report = measure(BlockWorldModel(), TrustData(HELD_OUT, acting=acting), QUICK).report
+    gap = report.figures["acting_gap"]
+    assert gap.value == pytest.approx((imagined - 16) / 40) and gap.low < gap.value < gap.high
+    (verdict,) = (v for v in report.check(TrustConfig().require) if v.figure == "acting_gap")
+    assert verdict.refuses is refused and ("the policy acting" in verdict.text)
 
 
 def test_another_style_is_told_apart(good: Measured) -> None:

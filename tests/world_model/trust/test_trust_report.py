@@ -101,6 +101,8 @@ def test_the_end_of_the_interval_counts() -> None:
     assert verdicts["skill"].refuses, "what was not measured is not reached"
     assert not verdicts["policy_gap"].passed
     assert not verdicts["policy_gap"].refuses, "warns"
+    assert not verdicts["acting_gap"].passed
+    assert not verdicts["acting_gap"].refuses, "refuses only what was measured"
     order = [v.refuses for v in report.check(TrustConfig().require)]
     assert order == sorted(order, reverse=True), "those that refuse come first"
 
@@ -126,7 +128,7 @@ def test_a_recipes_requirements_are_laid_over_the_defaults() -> None:
         ({"agrement": {"above": 0}}, "no trust figure is called 'agrement'. Did you mean 'agreement'"),
         ({"psnr": {}}, "either at_most or above"),
         ({"psnr": {"at_most": 1, "above": 0}}, "either at_most or above"),
-        ({"psnr": {"above": 20, "otherwise": "shout"}}, "'refuse' or 'warn'"),
+        ({"psnr": {"above": 20, "otherwise": "shout"}}, "'refuse_if_measured' or 'warn'"),
     ],
 )
 def test_requirements_that_make_no_sense(require: dict, message: str) -> None:
