@@ -109,14 +109,7 @@ def measure(
     say("the same with other actions")
     figures |= _action_figures(world_model, data, config, not_measured)
     figures |= _horizons(done, groups, world_model.frame_steps, not_measured)
-    if len(data.policies) > 1:
-        figures |= policy_figures(data.policies)
-    else:
-        not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
-    if data.acting is not None:
-        figures["acting_gap"] = policy_rates(data.acting).gap
-    else:
-        not_measured["acting_gap"] = "no held-out episodes of the recipe's own policy, from an environment's states"
+    figures |= _acting_figures(data, not_measured)
     if "ssim" not in figures:
         not_measured["ssim"] = f"the images are smaller than {MIN_SSIM_SIDE} x {MIN_SSIM_SIDE} pixels"
     styles: dict[str, dict[str, Figure]] = {}
@@ -137,6 +130,20 @@ def measure(
         not_measured=not_measured,
     )
     return Measured(report, _clips(world_model, data.held_out, done, config))
+
+
+def _acting_figures(data: TrustData, not_measured: dict[str, str]) -> dict[str, Figure]:
+    """Figures of policies that acted in both: several, and the one that RL starts from."""
+    figures = {}
+    if len(data.policies) > 1:
+        figures |= policy_figures(data.policies)
+    else:
+        not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
+    if data.acting is not None:
+        figures["acting_gap"] = policy_rates(data.acting).gap
+    else:
+        not_measured["acting_gap"] = "no held-out episodes of the recipe's own policy, from an environment's states"
+    return figures
 
 
 def replay_figures(done: Replay, groups: np.ndarray) -> dict[str, Figure]:
