@@ -87,20 +87,26 @@ def measure_trust(
             acting=None if acting is None else _outcomes(*acting),
         ),
         config,
-        Provenance(
-            model=str(world_model),
-            model_key=content_key(source),
-            datasets=tuple(str(path) for path in held_out),
-            dataset_keys=tuple(dataset.cache.name for dataset in datasets),
-            chunk_frames=chunk_frames,
-            futures=imagination.futures,
-            command=shlex.join(["vla-rl", *sys.argv[1:]]),
-        ),
+        _provenance(world_model, held_out, datasets, chunk_frames, imagination.futures),
         show,
     )
     target = Path(folder or source)
     save_trust(measured, target, control_hz=spec.control_hz, require=(trust or TrustConfig()).require)
     return target / PAGE_FILE
+
+
+def _provenance(
+    world_model: Path, held_out: Sequence[Path], datasets: Sequence[EpisodeDataset], chunk_frames: int, futures: int
+) -> Provenance:
+    return Provenance(
+        model=str(world_model),
+        model_key=content_key(resolve_path(world_model)),
+        datasets=tuple(str(path) for path in held_out),
+        dataset_keys=tuple(dataset.cache.name for dataset in datasets),
+        chunk_frames=chunk_frames,
+        futures=futures,
+        command=shlex.join(["vla-rl", *sys.argv[1:]]),
+    )
 
 
 def _outcomes(name: str, starts: Sequence[str], real: Sequence[bool], imagined: Sequence[bool]) -> PolicyOutcomes:
