@@ -96,7 +96,7 @@ def measure_trust(
 
 
 def _provenance(
-    world_model: Path, held_out: Sequence[Path], datasets: Sequence[EpisodeDataset], chunk_frames: int, futures: int
+    world_model: Path, held_out: Sequence[Path], datasets: Sequence[EpisodeDataset], chunk_frames: int, futures: str
 ) -> Provenance:
     return Provenance(
         model=str(world_model),
