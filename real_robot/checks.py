@@ -1,4 +1,4 @@
-"""Motion and state checks that plug into the supervisor: of what is about to be sent, and of what the robot reports.
+"""Motion and state checks that plug into the supervisor: of commands, and of the robot's reports.
 
 The supervisor asks each check at each tick, or observation, in the robot's process: a check must be quick, and must not
 block. One that raises counts as one that found something: the robot holds.
@@ -93,7 +93,7 @@ def ask(name: str, question: Callable[[], str | None]) -> str | None:
 
 
 class Newest[T]:
-    """What a topic that the checks alone read has shown last, and whether that is still young.
+    """Newest message of a topic that the checks alone read, and whether it is young enough.
 
     Args:
         topic, what: for messages, as in "/joint_states has not shown the joints yet".
@@ -132,7 +132,7 @@ class Newest[T]:
 
 
 class Patience:
-    """How long there has been trouble, on and off: it is forgotten once there was none for as long as the limit."""
+    """Timer of intermittent trouble: forgotten once there was none for as long as the limit."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""What every simulator's config shares: options, checks of names, cameras that stand still.
+"""Base of every simulator's config: shared options, checks of names, fixed cameras.
 
 A simulator implements `sim.single_env.SingleEnv` and a config with `make()`; `SimConfig.build` turns N of them into a
 `vla_rl.interfaces.VecEnv`.
@@ -101,7 +101,7 @@ class SimConfig(EnvConfig):
     render_devices: Literal["auto", "cpu"] | tuple[int, ...] = Field(
         default="auto",
         description="Where images are rendered. auto: on the GPU of the process's own rank, or over the visible GPUs "
-        "in turn; cpu: in software; or EGL device numbers, dealt to the workers of all ranks in turn.",
+        "in turn; cpu: in software; or EGL device numbers, assigned to the workers of all ranks in turn.",
     )
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
     in_halves: bool = Field(

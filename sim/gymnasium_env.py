@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium's interface, in our own Python: which of its outputs is what stands in the recipe.
+"""Environments of Gymnasium's interface, in our own Python, with their outputs mapped by the recipe.
 
     GymnasiumConfig(id="Reacher-v5", instruction="touch the red ball", success="info.reward_dist >= -0.02").build()
 

@@ -1,4 +1,4 @@
-"""Perturbed episodes: one axis of what can differ from training, at one level, drawn from the episode's seed alone.
+"""Perturbations of episodes: one axis at one level, drawn from the episode's seed alone.
 
 The axes are those of LIBERO-Plus (arXiv 2510.13626) and LIBERO-PRO (arXiv 2510.03827). An episode's perturbation
 follows from axis, task, split and index, the same direction at every level, so that levels differ in strength alone and
@@ -165,7 +165,7 @@ class Perturbation:
         spread = np.repeat([POSITION_NOISE[level], ANGLE_NOISE[level], 0.0], (3, 3, len(obs.state) - 6))
         return SingleObservation(images, (obs.state + rng.normal(0, spread)).astype(np.float32), obs.instruction)
 
-    def worded(self, instruction: str, paraphrases: Sequence[str]) -> str:
+    def rephrased(self, instruction: str, paraphrases: Sequence[str]) -> str:
         """The instruction; on the axis `wording` the level's one of its three paraphrases."""
         return (instruction, *paraphrases)[self.level("wording")]
 

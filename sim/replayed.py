@@ -1,4 +1,4 @@
-"""Episodes that are kept as their seed and the actions so far: for simulators that hand out no state of their own."""
+"""State by replay: seed and actions so far, for simulators that give no state of their own."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ _PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section 
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown keys, numbers finite.
+    """Base of every config: frozen, no unknown keys.
 
     Attributes:
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
         bound_to_kind: options that mean something to one kind alone: a section loses them where its `kind` changes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     shorthand: ClassVar[str] = ""
     bound_to_kind: ClassVar[tuple[str, ...]] = ()
@@ -65,8 +65,7 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 
 TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
 TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
-_null_is_nan = BeforeValidator(lambda value: math.nan if value is None else value)
-Number = Annotated[float, Field(allow_inf_nan=True), _null_is_nan]  # What may have no value: null in JSON.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in JSON: NaN.
 
 
 # --- sections whose class depends on their `kind` ----------------------------------------------
@@ -164,11 +163,32 @@ def component(section: str) -> Any:
 
 
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
-    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows."""
+    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows.
+
+    A number that is infinite or NaN is a slip, in whatever option.
+    """
     try:
-        return config_class.model_validate(values)
+        config = config_class.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in _faults(error))) from None
+    if found := list(_not_finite(config, prefix)):
+        raise ConfigError("\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in found))
+    return config
+
+
+def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """(name, value) of each number that is infinite or NaN; what is free to hold anything, in a mapping, may be."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield name, value
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        inner = value
+    elif isinstance(value, tuple | list):
+        inner = enumerate(value)
+    elif isinstance(value, Mapping):
+        inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
+    for key, one in inner:
+        yield from _not_finite(one, f"{name}.{key}" if name else str(key))
 
 
 def _faults(error: ValidationError) -> list[Any]:

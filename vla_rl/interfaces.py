@@ -1,4 +1,4 @@
-"""The contracts everything stands on: what plugs in extends or implements one of these, and callers use nothing else.
+"""The protocols that plug-ins extend or implement: environments, policies, configs of world models and detectors.
 
 - An environment (simulator, world model, robot): an `EnvConfig` that builds a `VecEnv`.
 - A policy: a `vla_rl.policies.base.PolicyConfig` that builds a `Policy`.

@@ -1,4 +1,4 @@
-"""The data that crosses every boundary: observations, action chunks, steps, episodes.
+"""Data types: observations, action chunks, steps, episodes.
 
 Everything here is numpy, so that simulators, robots and datasets need no torch.
 

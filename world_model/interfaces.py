@@ -1,4 +1,4 @@
-"""The contracts inside the world model: an autoencoder, a dynamics with its options, a success head."""
+"""Protocols of the world model's parts: autoencoder, dynamics, success head."""
 
 from __future__ import annotations
 

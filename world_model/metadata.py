@@ -1,4 +1,4 @@
-"""What a world model says about itself beside its weights: robot, cameras, tasks, thresholds. Imports no torch."""
+"""World model metadata: robot, cameras, tasks, thresholds. Imports no torch."""
 
 from __future__ import annotations
 

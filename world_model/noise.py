@@ -1,4 +1,4 @@
-"""Noise to imagine with, from a counter-based generator: each number is a function of its episode and its place alone.
+"""Counter-based noise: each number a function of its episode and its position alone.
 
 Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key and a counter into
 four random words and keeps no state. The key is the episode's; the counter says which draw, which future and which

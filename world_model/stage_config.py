@@ -1,4 +1,4 @@
-"""Options of how each part of a world model is fitted: its updates, and the clips that it learns from."""
+"""Options of the fit stages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PosteriorStageConfig(PosteriorConfig, StageConfig):
         "start_from, which belong to other weights.",
     )
     batch_size: PositiveInt = Field(
-        default=40, description="Clips per update, dealt to the members in turn; at least one for each."
+        default=40, description="Clips per update, assigned to the members in turn; at least one for each."
     )
     optim: OptimConfig = OptimConfig(lr=3e-3, warmup_steps=20, max_bad_steps=20)
 

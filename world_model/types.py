@@ -1,4 +1,4 @@
-"""What the parts of the world model hand to each other: frames, actions, clips to learn from.
+"""Data types of the world model: frames, actions, clips.
 
 Shape legend, beside `vla_rl.types`':
     B clips or environments, T frames of a clip, F new frames, G control steps from one frame to the next,

@@ -1,4 +1,4 @@
-"""Messages to numbers and pictures and back, as a contract says: joints, poses, conversions, frames, camera images."""
+"""Codec between messages and numbers or images, by the contract: joints, poses, conversions, frames, cameras."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class HandEye:
-    """The result.
+    """Result of a hand-eye calibration.
 
     Attributes:
         camera: the camera's pose (4, 4) in the gripper's frame (mount "gripper") or in the base's (mount "base").

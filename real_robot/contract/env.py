@@ -1,4 +1,4 @@
-"""`env.kind: robot`: what a robot's contract, or a dataset of its recordings, says of it. Nothing is stepped."""
+"""`env.kind: robot`: facts of a robot's contract, or of a dataset of its recordings. Nothing is stepped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds in words: how much of the time the robot held, and why, a line for each cause and not for each number in it."""
+"""Hold statistics: the share of time that the robot held, by cause."""
 
 from __future__ import annotations
 

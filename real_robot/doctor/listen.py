@@ -1,4 +1,4 @@
-"""A listening period on a robot's topics: what came when, and how often a whole observation could be made of it."""
+"""Listening period on a robot's topics: arrival times, and how often an observation was whole."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ListeningTransport:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that listening gave.
+    """Results of a listening period.
 
     Attributes:
         heard: topic, or `camera_key` -> its messages.

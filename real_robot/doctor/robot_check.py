@@ -1,4 +1,4 @@
-"""`vla-rl doctor ROBOT.yaml`: a contract held against the live graph, a line each: ok, wrong, what to do.
+"""`vla-rl doctor ROBOT.yaml`: a contract checked against the live graph.
 
 It subscribes and looks around. It advertises nothing and sends nothing.
 """

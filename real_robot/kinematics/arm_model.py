@@ -1,4 +1,4 @@
-"""The robot's geometry in MuJoCo: how near its links are to each other and to the cell, and where its joints take it.
+"""Robot geometry in MuJoCo: distances between links and to the cell, and forward kinematics.
 
 Distances are those of MuJoCo's contacts, with two precautions (tests/real_robot/kinematics/test_distances.py): boxes
 are meshes here, since its distance of two boxes that do not touch is off by centimeters; and `mj_geomDistance` is not

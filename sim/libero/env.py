@@ -210,7 +210,7 @@ class LiberoEnv(SingleEnv):
         self._perturbation = Perturbation(self.config.perturb, spec)
         loaded = self._load(spec.task)
         own = self.spec.tasks[spec.task]
-        self._instruction = spec.instruction or self._perturbation.worded(own, paraphrases(own))
+        self._instruction = spec.instruction or self._perturbation.rephrased(own, paraphrases(own))
         self.horizon = self.spec.horizon[spec.task]
         self.num_steps = 0
         if spec.keyframe is not None:

@@ -62,11 +62,11 @@ class RemoteOptions(EnvConfig):
     variables: dict[str, str] = Field(default={}, description="Environment variables for it.")
     num_hosts: PositiveInt = Field(default=1, description="Processes that hold them.")
     devices: tuple[int, ...] = Field(
-        default=(), description="GPUs dealt to the hosts in turn, as CUDA_VISIBLE_DEVICES and MUJOCO_EGL_DEVICE_ID."
+        default=(), description="GPUs assigned to the hosts in turn, as CUDA_VISIBLE_DEVICES and MUJOCO_EGL_DEVICE_ID."
     )
     hosts: tuple[str, ...] = Field(
         default=(),
-        description='Other machines, "name:port", where sim/remote/listen.py waits; the num_hosts processes are dealt '
+        description='Other machines, "name:port", where sim/remote/listen.py waits; the num_hosts processes go '
         "to them in turn. Empty: processes are started here.",
     )
     token_file: str = Field(default="", description="With hosts: file with the secret that listen.py was given.")

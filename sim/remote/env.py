@@ -11,7 +11,7 @@ from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
 from sim.remote.config import RemoteOptions
 from sim.single_env import ChunkResult, SingleObservation
 from sim.vector.commands import Command
-from sim.vector.pool import PoolVecEnv, deal, observation_layout, shut_down, start_all
+from sim.vector.pool import PoolVecEnv, assign, observation_layout, shut_down, start_all
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.types import EnvSpec, Keyframe
 
@@ -55,12 +55,14 @@ class RemoteConfig(RemoteOptions):
 
 
 class RemoteVecEnv(PoolVecEnv):
-    """Environments dealt in turn to `config.num_hosts` hosts."""
+    """Environments assigned in turn to `config.num_hosts` hosts."""
 
     def __init__(self, config: RemoteConfig, num_envs: int, record_frames: bool = False) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        hosts = [config.worker(i, env_ids, record_frames) for i, env_ids in enumerate(deal(num_envs, config.num_hosts))]
+        hosts = [
+            config.worker(i, env_ids, record_frames) for i, env_ids in enumerate(assign(num_envs, config.num_hosts))
+        ]
         start_all(hosts)
         spec = hosts[0].spec
         if differing := [host.name for host in hosts if not same_spec(host.spec, spec)]:

@@ -1,4 +1,4 @@
-"""Where a process renders: which GL back end, what EGL devices there are, and how workers are dealt to them."""
+"""Rendering devices: GL back end, EGL devices, and their assignment to workers."""
 
 from __future__ import annotations
 

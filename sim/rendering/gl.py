@@ -1,4 +1,4 @@
-"""Opening an offscreen GL context: one per process, and what to say when it fails."""
+"""Offscreen GL contexts, one per process, and messages where they fail."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)

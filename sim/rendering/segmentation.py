@@ -1,4 +1,4 @@
-"""What each pixel of a MuJoCo rendering shows, and how far away it is: exact, drawn beside the picture."""
+"""Segmentation and depth of a MuJoCo rendering."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)

@@ -1,4 +1,4 @@
-"""Whether RoboTwin works on this machine: seeds, steps, success, memory.
+"""Self-test of RoboTwin on this machine: seeds, steps, success, memory.
 
     python -m sim.robotwin.check tasks=[stack_blocks_two] setting=demo_clean
 

@@ -52,7 +52,7 @@ class RoboTwinConfig(EnvConfig):
         description="Where feasible and skipped seeds are written down; share it to evaluate the same ones.",
     )
     num_envs: PositiveInt = Field(default=4, description="Environments stepped together, each in a process.")
-    devices: tuple[int, ...] = Field(default=(), description="GPUs dealt to the processes in turn; empty: default.")
+    devices: tuple[int, ...] = Field(default=(), description="GPUs assigned to the processes in turn; empty: default.")
     variables: dict[str, str] = Field(default={}, description="Environment variables for them.")
     python_path: tuple[str, ...] = Field(default=(), description="Folders they import from, besides the checkout.")
     first_imports: tuple[str, ...] = Field(

@@ -1,4 +1,4 @@
-"""What an episode looks like: colors, table pattern, light and camera, written into the shared model to render."""
+"""Appearance of a tabletop episode: colors, table pattern, light and camera."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)
@@ -35,7 +35,7 @@ class AppearanceConfig(Config):
 
 @dataclass(frozen=True)
 class Look:
-    """The part of a model that only cameras see.
+    """Appearance: the part of a model that only cameras see.
 
     Attributes:
         rgba: float32 (ngeom, 4). material: int32 (1,), the table's.

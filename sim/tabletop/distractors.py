@@ -1,4 +1,4 @@
-"""Things on the table that the task has nothing to do with: drawn where they are in nobody's way, and only drawn."""
+"""Visual distractors on the tabletop, without physics."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)

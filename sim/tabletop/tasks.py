@@ -1,4 +1,4 @@
-"""The tasks: where things start and when they are knocked, drawn from a seed, and what counts as success.
+"""Tabletop tasks: initial states and knocks drawn from a seed, and success.
 
 Every task adds two conditions to its own: the gripper touches no object, and all that the task
 names is at rest (slower than `REST_SPEED`). All of them must hold for `hold_steps` control steps
@@ -115,7 +115,7 @@ class Layout:
 
     def instruction(self, task: str, perturbation: Perturbation | None = None) -> str:
         """What the robot is told; in other words, if the perturbation is of these."""
-        said = perturbation.worded(INSTRUCTIONS[task], PARAPHRASES[task]) if perturbation else INSTRUCTIONS[task]
+        said = perturbation.rephrased(INSTRUCTIONS[task], PARAPHRASES[task]) if perturbation else INSTRUCTIONS[task]
         return said.format(colour=self.colors["block"])
 
 

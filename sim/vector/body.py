@@ -1,4 +1,4 @@
-"""The robot alone: a MuJoCo simulator, stepped while nothing collides with what can be moved in its scene."""
+"""Simulated robot body: a MuJoCo simulator stepped without collisions with movable objects."""
 
 from __future__ import annotations
 

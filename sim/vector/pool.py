@@ -1,4 +1,4 @@
-"""Environments held by other processes, as one `VecEnv`: who is asked, who answers, who is started again.
+"""`VecEnv` over worker processes: commands, answers, restarts.
 
 `sim.vector.processes` has the kind whose processes run our own Python and code; `sim.remote` the kind whose
 processes run a simulator's own Python. A process that dies, or stays silent for `step_timeout`, is
@@ -357,8 +357,8 @@ class PoolVecEnv(BaseVecEnv):
         return result
 
 
-def deal(num_envs: int, num_workers: int) -> list[list[int]]:
-    """Environment ids of each worker, dealt in turn; no worker without any."""
+def assign(num_envs: int, num_workers: int) -> list[list[int]]:
+    """Environment ids of each worker, assigned in turn; no worker without any."""
     count = min(num_workers, num_envs)
     return [list(range(i, num_envs, count)) for i in range(count)]
 

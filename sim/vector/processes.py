@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sim.vector.commands import Command, SimOptions
-from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, deal, observation_layout, start_all
+from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, assign, observation_layout, start_all
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.rollout.env_checks import check_num_envs
 
@@ -101,16 +101,16 @@ def _import_path(config_class: type) -> str:
 
 
 class ProcessVecEnv(PoolVecEnv):
-    """Environments dealt in turn to `config.num_workers` processes."""
+    """Environments assigned in turn to `config.num_workers` processes."""
 
     def __init__(self, config: SimOptions, num_envs: int, record_frames: bool = False) -> None:
         check_num_envs(num_envs)
         spec = config.env_spec()
         self._shared = SharedArrays(observation_layout(spec, num_envs))
-        dealt = deal(num_envs, config.num_workers)
+        assigned = assign(num_envs, config.num_workers)
         workers = [
-            WorkerProcess((i, len(dealt)), env_ids, config, record_frames, self._shared)
-            for i, env_ids in enumerate(dealt)
+            WorkerProcess((i, len(assigned)), env_ids, config, record_frames, self._shared)
+            for i, env_ids in enumerate(assigned)
         ]
         start_all(workers)
         super().__init__(spec, num_envs, record_frames, workers)

@@ -1,4 +1,4 @@
-"""Named numpy arrays in memory that several of our processes share.
+"""Shared-memory arrays by name.
 
 The memory has no name in the file system, so nothing of it can be left behind, whatever kills the
 processes, and it does not count against the size of /dev/shm, which is small in containers.

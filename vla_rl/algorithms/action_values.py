@@ -13,7 +13,7 @@ from vla_rl.types import Episode
 
 
 class ActionValues(Protocol):
-    """What is expected of actions before they are taken, such as by a world model that imagines what they do."""
+    """Estimator of action values before execution, such as a world model that imagines them."""
 
     def of(
         self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, actions: np.ndarray

@@ -1,4 +1,4 @@
-"""What RL algorithms extend: the clipped surrogate as a loss, a learner, groups as a baseline. Imports no torch.
+"""Base classes of RL algorithms' configs: the clipped surrogate loss, the learner, group baselines. Imports no torch.
 
 An algorithm is a config class in a file of its own: `make_batch` says what a rollout's advantages are, `loss` what is
 minimized.
@@ -118,5 +118,5 @@ def _shuffled(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Deal all processes' advantages anew; return what falls to the episodes `own`."""
     pooled, _ = world.all_gather_rows(np.stack([advantage, included], axis=1))
-    dealt = shuffle_advantages(pooled, shuffle)[own]
-    return dealt[:, 0], dealt[:, 1].astype(bool)
+    shuffled = shuffle_advantages(pooled, shuffle)[own]
+    return shuffled[:, 0], shuffled[:, 1].astype(bool)

@@ -1,4 +1,4 @@
-"""A rollout as flat decisions: which episodes count, which actions, with what advantage. Numpy only.
+"""Training batch: a rollout as flat decisions with validity masks and advantages. Numpy only.
 
 Shape legend: N decisions (chunks) of all episodes, K of one episode, H actions, A dimensions, E episodes.
 """
@@ -42,7 +42,7 @@ class Batch:
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
-        obs: the N observations, where decisions came from other processes without their episodes (see `dealing.py`);
+        obs: the N observations, where decisions came from other processes without their episodes (see `sharding.py`);
             None: the episodes have them.
         behavior_log_prob: float32 (N, H, A), of the policies that drew the chunks, and lag: int64 (N,), how many
             updates ago that was; None where all were drawn by the policy before the update.

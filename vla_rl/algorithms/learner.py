@@ -1,4 +1,4 @@
-"""The learner: episodes in, a better policy out. One class serves every algorithm; its config has what differs.
+"""The RL learner: one class for every algorithm, from episodes to an updated policy; its config has what differs.
 
 learner = config.build(policy, seed=0, temperature=1.6)
 batch = learner.prepare(episodes)     # advantages, masks, old log-probabilities, values
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, with_inputs
-from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.options import AlgoOptions, Control
+from vla_rl.algorithms.sharding import shard
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
 from vla_rl.common.distributed.fsdp import like, swap_weights
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
@@ -50,7 +50,7 @@ _ORDER, _CONTROL = 1, 2
 
 
 class Learner:
-    """A policy's improvement by the algorithm that `config` is.
+    """RL learner of a policy, by the algorithm of its `config`.
 
     Attributes:
         iteration: updates done.
@@ -203,7 +203,7 @@ class Learner:
         self._zero_grad()
         losses, found = list[torch.Tensor](), list[dict[str, torch.Tensor]]()
         alone = (used, batch, rows[used])
-        ours, held, where = alone if self.world.size == 1 else deal(self.policy, batch, pool, rows, used, self.world)
+        ours, held, where = alone if self.world.size == 1 else shard(self.policy, batch, pool, rows, used, self.world)
         for part in _micro_batches(np.arange(len(ours)), config.micro_batch_size):
             own = where[part]
             with self.stopwatch.measure("forward_backward"):

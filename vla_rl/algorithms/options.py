@@ -1,4 +1,4 @@
-"""Options that every RL algorithm has, and the hooks that the learner calls. Imports no torch.
+"""Options and hooks that every RL algorithm has. Imports no torch.
 
 Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its learning rate is
 for a 7B policy trained whole. A recipe for a small policy sets a larger one.

@@ -176,9 +176,9 @@ def _shuffled(
     """
     units = valid if config.advantage_level == "action" else valid.any(1)
     pooled, own = world.all_gather_rows(advantage[units])
-    dealt = advantage.copy()
-    dealt[units] = shuffle_advantages(pooled, shuffle)[own]
-    return dealt
+    shuffled = advantage.copy()
+    shuffled[units] = shuffle_advantages(pooled, shuffle)[own]
+    return shuffled
 
 
 def _explained_variance(value: np.ndarray, returns: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Chunks that an earlier policy drew: earlier rollouts to learn from once more, and the decoupled objective's parts.
+"""Stale chunks, drawn by an earlier policy: reuse of earlier rollouts, and the decoupled objective.
 
 A chunk's lag is the number of updates between the policy that drew it, the behavior policy, and the one before this
 update, the proximal policy. `losses.policy_loss` clips around the second and weighs by second over first (AReaL, arXiv

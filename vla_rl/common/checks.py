@@ -1,4 +1,4 @@
-"""What a check of a machine, or of a robot, found, and the table of all of them."""
+"""Check results of a machine, robot or dataset, and the table that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pass without gradients as a CUDA graph: recorded once for each batch size, then replayed without host launches.
+"""CUDA graphs of passes without gradients, one for each batch size.
 
 At small batches a large network keeps a GPU waiting for the host, which launches thousands of kernels one by one.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, and packages of ours that another file of the user's hides."""
+"""Errors of recipes, and of packages of ours that a user's file hides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions as vectors, by hashed words, and convolutions that these modulate.
+"""Instruction embedding by hashed words, and FiLM convolutions.
 
 Every word is looked up by its hash, so no vocabulary is stored and any word can be learned. A word has two rows in the
 table and is their sum, so that two words are mixed up only where both rows are the same

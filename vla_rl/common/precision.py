@@ -1,4 +1,4 @@
-"""Which precision a device computes fast in."""
+"""Precision: whether a device computes fast in bfloat16."""
 
 from __future__ import annotations
 

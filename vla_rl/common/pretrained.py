@@ -1,4 +1,4 @@
-"""`pretrained:NAME`: a policy or a world model that ships with the package; and what makes one that does not."""
+"""Pretrained policies and world models that ship with the package (`pretrained:NAME`), and how to make the others."""
 
 from __future__ import annotations
 

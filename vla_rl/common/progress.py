@@ -1,4 +1,4 @@
-"""How far a run is and where its wall time goes: progress bars, and a stopwatch by stage. Imports nothing heavy."""
+"""Progress bars, and a stopwatch by stage. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers that each row of a batch draws from a generator of its own, whatever other rows are beside it."""
+"""Random generator with one stream a batch row, independent of the other rows."""
 
 from __future__ import annotations
 

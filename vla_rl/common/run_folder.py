@@ -1,4 +1,4 @@
-"""A run's folder: the names of its files, opening it new or to resume, what identifies the run and may change."""
+"""Run folder: its files' names, how it is opened or resumed, and what identifies the run."""
 
 from __future__ import annotations
 

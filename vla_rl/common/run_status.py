@@ -1,4 +1,4 @@
-"""Which of its steps a run is at: printed, and told by its status.json and its page, while it runs and afterwards."""
+"""Run status: the step that a run is at, printed and in status.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAGE_SECONDS, _PAGE_SHARE = 10.0, 0.05  # A page at most so often, and for at m
 
 
 class RunStatus(Config):
-    """What a run says of itself.
+    """Status of a run.
 
     Attributes:
         step: what it is doing; number `number` of `of`, from 1. done, total: iterations of the run, whatever the step
@@ -106,7 +106,7 @@ def read_status(file: Path) -> RunStatus | None:
 
 @dataclass
 class RunSteps:
-    """Says which of its steps a run is at.
+    """Steps of a run, written to its status.json.
 
     Attributes:
         file: the run's status.json. names: of all steps; the last is the report. total: the run's iterations.

@@ -1,4 +1,4 @@
-"""Is policy b better than policy a? Paired on the same initial states.
+"""Paired comparison of two policies on the same initial states.
 
     comparison = compare(Evaluation.load("base.json"), Evaluation.load("final.json"))
     print(comparison.text())

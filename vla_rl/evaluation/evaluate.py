@@ -1,4 +1,4 @@
-"""Run a policy on numbered initial states, greedily and sampled, and count honestly.
+"""Evaluation of a policy on numbered initial states, greedy and sampled.
 
     evaluation = evaluate(policy, env_config, EvalConfig(split="eval", episodes_per_task=100))
     evaluation.save("evaluations/final.json")
@@ -168,7 +168,7 @@ def film(
         records = [e for e in evaluation.select(mode, task) if e.sample == 0 and not e.lost]
         for success in (True, False):
             chosen += [e for e in records if e.success == success][: config.videos]
-    wanted = [EpisodeSpec(e.task, e.split, e.index) for e in world.deal(chosen)]
+    wanted = [EpisodeSpec(e.task, e.split, e.index) for e in world.shard(chosen)]
     paths = []
     for specs in _batches(wanted, _batch_size(env, policy)):
         seeds = [_episode_seed(config, len(config.modes()) - 1, spec, 0) for spec in specs]
@@ -291,8 +291,8 @@ class _EvaluationRun:
     def _episodes(self, env: VecEnv, journal: EpisodeJournal) -> Iterator[EpisodeRecord]:
         """Every episode's record, of all processes: mode by mode, in the order of the initial states."""
         wanted = {mode: self._wanted(env, temperature) for mode, temperature in self.config.modes().items()}
-        mine = {mode: self.world.deal([w for w in all if not journal.of(mode, *w)]) for mode, all in wanted.items()}
-        total = len(self.world.deal(range(sum(map(len, wanted.values())))))
+        mine = {mode: self.world.shard([w for w in all if not journal.of(mode, *w)]) for mode, all in wanted.items()}
+        total = len(self.world.shard(range(sum(map(len, wanted.values())))))
         with self.progress(total, done=total - sum(map(len, mine.values()))) as on_episode:
             for mode, ones in mine.items():
                 made: list[EpisodeRecord] = []

@@ -1,4 +1,4 @@
-"""Evaluations that other programs wrote: LeRobot, vla-eval, RLinf, SimpleVLA-RL, or a table (CSV).
+"""Import of other programs' evaluations: LeRobot, vla-eval, RLinf, SimpleVLA-RL, or a table (CSV).
 
     theirs = read_evaluation(Path("eval_info.json"))   # which program's is recognized by its content
     comparison = compare_any(theirs, ours)             # paired where both name their initial states, else unpaired

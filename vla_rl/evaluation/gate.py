@@ -1,9 +1,9 @@
-"""Is a gain made in imagination real? Paired episodes in the real environment, at set intervals, decide.
+"""Gate on gains made in imagination: paired episodes in the real environment, at set intervals.
 
-Each check compares the policy with the mark, the last policy that was found better, on fresh initial states, pair by
-pair. The evidence is that of all pairs since the mark (`evaluation.pooled`). Its verdict is "better", which moves the
-mark; "worse", which sends the run back to the mark, and RL ends; or "undecided": RL continues, and what the last
-check leaves undecided is kept, its gain not shown.
+Each check compares the policy with the reference policy, the last one that was found better, on fresh initial states,
+pair by pair. The evidence is that of all pairs since then (`evaluation.pooled`). Its verdict is "better", which makes
+it the reference; "worse", which sends the run back to the reference, and RL ends; or "undecided": RL continues, and
+what the last check leaves undecided is kept, its gain not shown.
 
 `power_text` says what the checks can tell; docs/closed_loop.md has a table.
 """
@@ -27,7 +27,7 @@ from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode
 
 Verdict = Literal["better", "worse", "undecided"]
-MARK, CHECKED = "mark", "checked"  # A check's datasets.
+REFERENCE, CHECKED = "reference", "checked"  # A check's datasets.
 
 
 class GateConfig(Config):
@@ -52,8 +52,8 @@ class GateConfig(Config):
     keep_episodes: Literal["none", "decisions", "frames"] = Field(
         default="none",
         description="Whether the checks' real episodes are written into the run's gate_episodes/, a folder a check "
-        "with the datasets `mark` and `checked`. decisions: with what was seen before each action chunk; frames: after "
-        "each control step. A loop chooses for itself: trust after RL and the next round's fit read them.",
+        "with the datasets `reference` and `checked`. decisions: with what was seen before each action chunk; frames: "
+        "after each control step. A loop chooses for itself: trust after RL and the next round's fit read them.",
     )
     steps_after_success: NonNegativeInt = Field(
         default=0,
@@ -79,7 +79,7 @@ class GateConfig(Config):
 
 
 class Pooled(Config):
-    """All pairs since the mark, whichever policies were checked.
+    """All pairs since the reference policy, whichever policies were checked.
 
     Attributes:
         num_checks: with this one. gained, lost, num_pairs: theirs.
@@ -99,18 +99,18 @@ class GateCheck(Config):
     """One check.
 
     Attributes:
-        iteration: finished when it was made. mark: the iteration of the policy compared with (0: the base policy).
-        comparison: a is the mark's policy, b the one checked; real episodes, sampled, this check's alone.
-        pooled: all pairs since the mark, which decide.
+        iteration: finished when it was made. reference: the iteration of the policy compared with (0: the base policy).
+        comparison: a is the reference policy's policy, b the one checked; real episodes, sampled, this check's alone.
+        pooled: all pairs since the reference policy, which decide.
         imagined: of the checked policy, in this iteration's rollouts from initial states: its success, or the mean
             probability paid for it; None where all of them began at keyframes.
-        verdict: "better" or "worse" than the mark; "undecided": the pairs do not tell.
-        rolled_back: the run went back to the mark.
+        verdict: "better" or "worse" than the reference policy; "undecided": the pairs do not tell.
+        rolled_back: the run went back to the reference policy.
         is_last: no later check can decide.
     """
 
     iteration: int
-    mark: int
+    reference: int
     comparison: SequentialComparison
     pooled: Pooled
     imagined: float | None
@@ -130,8 +130,8 @@ class GateCheck(Config):
             consequence = ", kept though its gain is not shown"
         return (
             f"gate at iteration {self.iteration}: {self.verdict}{consequence}; real success {100 * c.rate_a:.0f} % -> "
-            f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.mark}, difference "
-            f"between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
+            f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.reference}, "
+            f"difference between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
             f"{self._imagined_text()}{self._pooled_text()}"
         )
 
@@ -152,7 +152,7 @@ class GateCheck(Config):
 
 
 def verdict_of(comparison: SequentialComparison) -> Verdict:
-    """Return what a comparison of the policy checked (b) with the mark's (a) says of it."""
+    """Return what a comparison of the policy checked (b) with the reference policy's (a) says of it."""
     return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
@@ -161,21 +161,21 @@ class KeptEpisodes:
 
     Args:
         folder: for the check's datasets. spec: of the real environment.
-        mark, iteration: of the policies.
+        reference, iteration: of the policies.
     """
 
-    def __init__(self, folder: Path, spec: EnvSpec, mark: int, iteration: int) -> None:
+    def __init__(self, folder: Path, spec: EnvSpec, reference: int, iteration: int) -> None:
         from vla_rl.rollout.rollout_dataset import RolloutWriter
 
-        notes = {"gate": {"mark": mark, "iteration": iteration}}
+        notes = {"gate": {"reference": reference, "iteration": iteration}}
         self._writers = [
             RolloutWriter(folder / name, spec, f"iteration {number}", notes)
-            for name, number in ((MARK, mark), (CHECKED, iteration))
+            for name, number in ((REFERENCE, reference), (CHECKED, iteration))
         ]
 
-    def add(self, mark: Sequence[Episode], checked: Sequence[Episode]) -> None:
+    def add(self, reference: Sequence[Episode], checked: Sequence[Episode]) -> None:
         """Write a batch of each."""
-        for writer, episodes in zip(self._writers, (mark, checked), strict=True):
+        for writer, episodes in zip(self._writers, (reference, checked), strict=True):
             writer.add(episodes)
 
     def finish(self) -> None:
@@ -185,11 +185,11 @@ class KeptEpisodes:
 
 
 class Gate:
-    """Checks a policy against the mark, the last one found better, which it keeps in a folder named by its iteration.
+    """Gate that compares a policy with its reference, the last one found better, kept in a folder by its iteration.
 
     Args:
-        folder: for the policies that became the mark.
-        policy: what the run starts from, the mark of iteration 0.
+        folder: for the policies that became the reference policy.
+        policy: what the run starts from, the reference policy of iteration 0.
         world: processes that check together; the first one writes.
         episodes: folder for the datasets of `config.keep_episodes`, which needs it; in a folder a check, by iteration.
 
@@ -211,7 +211,7 @@ class Gate:
                 "part of the episodes; set it to none, or run one process"
             )
         self.config, self.folder, self.world, self.episodes = config, Path(folder), world, episodes
-        self.mark = 0
+        self.reference = 0
         self.checks: list[GateCheck] = []
         self.evidence = PooledEvidence(config.alpha)
         if not world.broadcast_from_main(self.confirmed.is_dir):
@@ -219,8 +219,8 @@ class Gate:
 
     @property
     def confirmed(self) -> Path:
-        """Folder of the mark's policy."""
-        return self.folder / f"iteration_{self.mark:05d}"
+        """Folder of the reference policy's policy."""
+        return self.folder / f"iteration_{self.reference:05d}"
 
     def _confirm(self, policy: Any) -> None:
         with self.world.saving(policy):
@@ -245,7 +245,7 @@ class Gate:
         checks_left: int,
         on_batch: Callable[[int, float], None] | None = None,
     ) -> GateCheck:
-        """Compare the policy with the mark in the real environment, and move the mark if it is better.
+        """Compare the policy with the reference in the real environment, and make it the reference if it is better.
 
         Args:
             checks_left: that the run can still make, this one included; bets are made for as many.
@@ -276,7 +276,7 @@ class Gate:
         verdict = verdict_of(comparison)
         check = GateCheck(
             iteration=iteration,
-            mark=self.mark,
+            reference=self.reference,
             comparison=comparison,
             pooled=self._pooled(comparison),
             imagined=imagined,
@@ -286,7 +286,7 @@ class Gate:
         )
         self.checks.append(check)
         if verdict == "better":
-            self.mark = iteration
+            self.reference = iteration
             self.evidence = PooledEvidence(self.config.alpha)
             self._confirm(policy)
         return check
@@ -295,10 +295,10 @@ class Gate:
         if self.config.keep_episodes == "none":
             return None
         assert self.episodes is not None, "given with config.keep_episodes"
-        return KeptEpisodes(self.episodes / f"iteration_{iteration:05d}", spec, self.mark, iteration)
+        return KeptEpisodes(self.episodes / f"iteration_{iteration:05d}", spec, self.reference, iteration)
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
-        earlier = [check.comparison for check in self.checks if check.mark == self.mark]
+        earlier = [check.comparison for check in self.checks if check.reference == self.reference]
         comparisons = [*earlier, newest]
         better, worse = self.evidence.evidence.tolist()
         return Pooled(
@@ -314,13 +314,13 @@ class Gate:
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {
-            "mark": self.mark,
+            "reference": self.reference,
             "checks": [check.model_dump(mode="json") for check in self.checks],
             "evidence": self.evidence.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self.mark = int(state["mark"])
+        self.reference = int(state["reference"])
         self.checks = [GateCheck.model_validate(check) for check in state["checks"]]
         self.evidence.load_state(state["evidence"])

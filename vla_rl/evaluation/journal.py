@@ -1,4 +1,4 @@
-"""Episodes of an evaluation under way, kept one by one: what was cut off goes on where it was."""
+"""Journal of an evaluation under way: an episode a line, so that an interrupted one goes on where it was."""
 
 from __future__ import annotations
 

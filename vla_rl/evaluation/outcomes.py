@@ -1,4 +1,4 @@
-"""How a judge's verdicts, and its probabilities of success, agree with what really happened.
+"""Agreement of predicted outcomes, and of probabilities of success, with the real ones.
 
 The judge: imagination, or a learned reward. An outcome is True for success.
 """

@@ -1,4 +1,4 @@
-"""Evidence that goes on over several checks of changing policies against one mark, and the power that it has.
+"""Pooled sequential test: evidence over several checks of changing policies against one reference, and its power.
 
 Two gamblers with fair odds, one betting on gains, one on losses: what each has made of 1 is the evidence for "better",
 and for "worse". They bet no more than it takes to reach 1 / alpha by the last pair that is planned, which is what makes
@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from vla_rl.evaluation.sequential import Decision, PairedSequentialTest
 
-FAR_SHARE = 0.5  # Of the money, on the last planned pair; the rest is dealt to the checks, each with its own pairs.
+FAR_SHARE = 0.5  # Of the money, on the last planned pair; the rest is shared by the checks, each with its own pairs.
 AIM = 1.2  # Bets aim at this much more than they need: that ends clear cases early, for little power.
 MAX_BET = 0.9  # Of the money, on one pair.
 MIN_PAIRS = 10  # Of the newest policy's own, before anything is said of it.
@@ -29,16 +29,16 @@ _FLOOR = 1e-9
 
 
 class PooledEvidence:
-    """Evidence against "no policy checked since the mark was better than it", and against "none was worse".
+    """E-process against "no policy checked since the reference was better than it", and against "none was worse".
 
     Let d in {1, 0, -1} be a pair's outcome (gained, tied, lost) and mu its mean for the policy checked, given all that
     went before. The gambler for "better" multiplies the part of its money that it bets with by 1 + f d, where f in
-    [0, `MAX_BET`] is chosen from earlier pairs alone. Where no policy checked since the mark is better than it, every
+    [0, `MAX_BET`] is chosen from earlier pairs alone. Where no policy checked since the reference is better, every
     mu <= 0, so E[1 + f d] = 1 + f mu <= 1: the money is a supermartingale that starts at 1 and is never negative,
     whatever policies follow, however the bets are chosen, and wherever one stops. So the chance that it ever reaches
     1 / alpha is at most alpha (Ville's inequality), over all checks together. "Worse" is the mirror image.
 
-    Reaching it says that some policy checked since the mark was better (worse) than it; not surely that the newest one
+    Reaching it says that some policy checked since the reference was better (worse); not surely that the newest one
     is. So `PooledTest.decision` also asks that the newest policy's own pairs lean the same way, which can only take
     verdicts away.
 
@@ -118,7 +118,7 @@ class PooledEvidence:
 
 @dataclass
 class PooledTest(PairedSequentialTest):
-    """One check's pairs, decided by the evidence of all pairs since the mark; `interval`, `p_value`: of its own."""
+    """One check's pairs, decided by the evidence of all since the reference; `interval`, `p_value`: of its own."""
 
     evidence: PooledEvidence = field(default_factory=lambda: PooledEvidence(0.05))
 
@@ -162,7 +162,7 @@ def simulate(
     num_trials: int,
     seed: int = 0,
 ) -> Shares:
-    """Simulate runs of checks against one mark, pair by pair.
+    """Simulate runs of checks against one reference policy, pair by pair.
 
     Args:
         gains: (B, checks): the true difference of success rates at each check, at most `differing` in size.

@@ -1,4 +1,4 @@
-"""The probability of success that an episode's logits mean: Platt's sigmoid, fitted on the policy's held-out episodes.
+"""Calibrated probability of success: Platt's sigmoid of logits, fitted on the policy's held-out episodes.
 
 A threshold asks for hundreds of failed episodes before it can be vouched for, and throws away how sure the networks
 are. A sigmoid has two numbers, so some hundred episodes of any outcome fit it; what it is worth is measured on episodes
@@ -109,7 +109,7 @@ def sigmoid_fit(score: np.ndarray, target: np.ndarray) -> tuple[float, float] | 
 def cross_fit(score: np.ndarray, real: np.ndarray, groups: np.ndarray, num_folds: int = NUM_FOLDS) -> np.ndarray:
     """Probabilities from sigmoids fitted without the episode's own fold: float64 (E,); NaN where no fit was possible.
 
-    Folds are of whole initial states, dealt in turn by their order of appearance.
+    Folds are of whole initial states, assigned in turn by their order of appearance.
     """
     _, first, place = np.unique(groups, return_index=True, return_inverse=True)
     fold = np.argsort(np.argsort(first))[place] % num_folds

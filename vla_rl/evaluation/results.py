@@ -1,4 +1,4 @@
-"""What an evaluation found: every episode's outcome, success rates with intervals, JSON, table, picture.
+"""Evaluation results: every episode's outcome, success rates with intervals, JSON, table, picture.
 
 evaluation = Evaluation.load("runs/x/evaluations/final.json")
 evaluation.rate("sampled")               # all tasks: rate, n, 95 % interval

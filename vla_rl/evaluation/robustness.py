@@ -1,4 +1,4 @@
-"""How much success a policy loses when one thing differs from training: axes by levels, paired with the clean episodes.
+"""Robustness: loss of success by perturbation axis and level, paired with the clean episodes.
 
 robustness = Robustness.load("runs/x/robustness.json")
 print(robustness.markdown())

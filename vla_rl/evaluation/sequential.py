@@ -1,4 +1,4 @@
-"""Comparing two policies pair by pair, stopping as soon as the answer is clear, with controlled error.
+"""Sequential test of two policies, pair by pair, with controlled error.
 
 `PairedSequentialTest` may be looked at after every pair, as often as one likes: the probability
 that it ever calls two equal policies different is at most alpha (Ville's inequality), unlike a

@@ -1,4 +1,4 @@
-"""Run two policies on the same initial states, batch by batch, until the difference is clear."""
+"""Sequential comparison: two policies run on the same initial states, batch by batch, until the difference is clear."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def compare_sequential(
         outcomes: list[list[bool | None]] = []
         both: list[list[Episode]] = []
         for policy in (policy_a, policy_b):
-            episodes, num_retried = _run(policy, env, world.deal(specs), config, batch, world)
+            episodes, num_retried = _run(policy, env, world.shard(specs), config, batch, world)
             num_episodes += len(specs) + sum(world.gather(num_retried))
             both.append(episodes)
             outcomes.append(world.collect_dealt([None if e.lost else bool(e.success) for e in episodes]))

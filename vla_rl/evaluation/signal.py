@@ -1,4 +1,4 @@
-"""How much a score knows of an episode's outcome, whatever the threshold: AUC, order within a group, calibration.
+"""Threshold-free quality of a success score: AUC, order within a group, calibration.
 
 GRPO compares the episodes of one initial state with each other; what it can learn from is how a reward orders these,
 not where it lies. Scores and rewards are one number an episode: its highest over the frames. Intervals are bootstraps

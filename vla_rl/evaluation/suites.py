@@ -1,4 +1,4 @@
-"""One policy over a benchmark's suites, as papers print it: a row a suite, their averages, Markdown and LaTeX.
+"""Results over a benchmark's suites, as papers print them: a row a suite, their averages, Markdown and LaTeX.
 
 results = SuiteResults.load("runs/x/suites.json")
 print(results.markdown())

@@ -1,4 +1,4 @@
-"""The score above which an episode counts as a success: chosen on held-out episodes, false successes being bounded.
+"""Success threshold of a score, chosen on held-out episodes so that false successes are bounded.
 
 A false success is a failed episode that counts as a success. Its rate is over the failed episodes; what bounds it is
 the upper end of its 95 % interval.

@@ -1,4 +1,4 @@
-"""The word at a comparison's end: better, worse, no difference shown, or too few episodes, by a margin that matters."""
+"""Verdict of a comparison: better, worse, no difference shown, or too few episodes, by a margin that matters."""
 
 from __future__ import annotations
 

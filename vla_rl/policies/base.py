@@ -1,4 +1,4 @@
-"""What every policy family shares: the base of its config, and where checkpoints are found."""
+"""Base of every policy family's config, and where checkpoints are found."""
 
 from __future__ import annotations
 

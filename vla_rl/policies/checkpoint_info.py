@@ -1,4 +1,4 @@
-"""What a checkpoint is, as `vla-rl inspect` says it. Imports no torch."""
+"""Checkpoint description, as `vla-rl inspect` prints it. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up inputs with the right shapes, to try a policy without a simulator (tests, benchmarks)."""
+"""Synthetic policy inputs of the right shapes, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy whose way from one instruction to another can be lengthened: what RECAP's guidance asks of a family."""
+"""Classifier-free guidance of a policy between instructions: what RECAP asks of a family."""
 
 from __future__ import annotations
 

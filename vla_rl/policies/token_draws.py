@@ -1,4 +1,4 @@
-"""How action tokens are drawn from their logits, and how likely they were."""
+"""Sampling of action tokens from logits, with their log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command is refused for before any work, by a look at files and at facts of the environment.
+"""Checks of a recipe before any work, by its files and by facts of the environment.
 
 Nothing here builds an environment or a policy. Which sections a recipe may have, and how they fit together, is said by
 its class (`runs.py`).

@@ -1,4 +1,4 @@
-"""Options of the outer loop (see vla_rl/workflows/loop/closed_loop.py)."""
+"""Options of the closed loop (see vla_rl/workflows/loop/closed_loop.py)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RewardFitConfig(TrainerConfig):
     use_state: bool = Field(default=True, description="It sees the robot's state, too.")
     network: RewardNetworkConfig = Field(default_factory=RewardNetworkConfig)
     control: Literal["none", "shuffled_outcomes"] = Field(
-        default="none", description="Negative control: outcomes dealt anew among each task's episodes."
+        default="none", description="Negative control: outcomes shuffled among each task's episodes."
     )
     optim: OptimConfig = OptimConfig(lr=1.5e-3, warmup_steps=50)
     steps: PositiveInt = Field(default=1500, description="Optimizer updates.")

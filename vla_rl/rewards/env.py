@@ -1,4 +1,4 @@
-"""An environment whose episodes are paid, and ended, by a reward model in place of the simulator's own success.
+"""Reward wrapper: an environment rewarded, and ended, by a reward model in place of the simulator's success.
 
 The simulator does not end an episode at its success (a robot would not know of it): the reward, asked every
 `RewardModel.every` control steps (where that is None: where a chunk ends) and at the horizon, ends it where it counts a

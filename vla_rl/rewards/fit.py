@@ -1,4 +1,4 @@
-"""Fit a reward on recorded episodes, and find on held-out initial states what its logits mean.
+"""Fitting of a reward on recorded episodes, and its calibration on held-out initial states.
 
 Success: has the task been carried out by this frame? Half of each batch are frames that show one. Progress: 1 less the
 steps that are left to success, as a share of those that the slowest success of the instruction took; 0 in a failure.

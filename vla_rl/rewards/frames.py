@@ -1,4 +1,4 @@
-"""What a reward is fitted and measured on: recorded episodes at the steps where it judges, with what is known of each.
+"""Training and test data of a reward: recorded episodes at the steps where it judges.
 
 With `every` = 8, an episode of 19 steps is judged at steps 0, 8, 16 and 19, its end. Labels are the dataset's outcomes,
 whoever gave them: a simulator, or a person at the console or the recorder.
@@ -94,7 +94,7 @@ class RewardFrames:
         return self.select(~held), self.select(held)
 
     def with_shuffled_outcomes(self, seed: int) -> RewardFrames:
-        """Outcomes dealt anew among each task's episodes: a success then shows at an episode's last frame."""
+        """outcomes shuffled among each task's episodes: a success then shows at an episode's last frame."""
         success, rng = self.success.copy(), np.random.default_rng(seed)
         for task in np.unique(self.tasks):
             own = np.flatnonzero(self.tasks == task)

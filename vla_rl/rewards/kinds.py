@@ -1,4 +1,4 @@
-"""What `env.reward` can be: a learned reward, or the simulator's own success. Imports no torch before it is built."""
+"""Kinds of `env.reward`: a learned reward, or the simulator's own success. Imports no torch before it is built."""
 
 from __future__ import annotations
 

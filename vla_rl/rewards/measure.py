@@ -1,4 +1,4 @@
-"""How good a learned reward is on episodes that it has not seen, of policies that it has not seen."""
+"""Evaluation of a learned reward on episodes and policies that it has not seen."""
 
 from __future__ import annotations
 

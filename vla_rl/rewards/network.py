@@ -1,4 +1,4 @@
-"""The learned reward's network: has the instruction been carried out, and how far is it?
+"""The learned reward's network: logits of success and of progress.
 
 It sees the first image of the episode, the one judged before, and the present one; of each camera. Words modulate the
 channels (FiLM), as they do in the world model's clip classifier. It answers from the strongest evidence at any place

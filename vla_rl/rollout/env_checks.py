@@ -1,4 +1,4 @@
-"""What callers of a `VecEnv` may get wrong, as `ValueError`s that say where, what, and what is allowed.
+"""Checks of a `VecEnv`'s arguments, as `ValueError`s that say where, what, and what is allowed.
 
 For those who write a `VecEnv`. Nothing here needs more than numpy and Python 3.10.
 """

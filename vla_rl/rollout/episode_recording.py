@@ -1,4 +1,4 @@
-"""An episode as a dataset keeps it, put together step by step while it runs."""
+"""Recording of one episode for a dataset, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes in two halves: one half of the environments steps while the policy acts for the other.
+"""Pipelined rollouts in two halves: one half of the environments steps while the policy acts for the other.
 
 from vla_rl.rollout.halves import HalvesRunner
 HalvesRunner(env, specs, act, on_step, policy).run()

@@ -1,4 +1,4 @@
-"""Autonomous practice (FastRLAP, arXiv 2304.09831): a task and the one that undoes it, in turn, in the same scene.
+"""Autonomous practice (FastRLAP, arXiv 2304.09831): a task and its reset task in turn, in the same scene.
 
 A robot drives home by itself after every episode, and the next one begins in the scene as it is then: the other task
 after a success, the same one again after a failure. A person resets the scene only where that leads nowhere.
@@ -46,7 +46,7 @@ class _Scene:
 
 
 class Practice:
-    """Which episode is next in each scene. There are as many scenes as environments, and a person resets all at first.
+    """Schedule of practice: the next episode of each scene, of which there are as many as environments.
 
     Args:
         forward, reset: the tasks; the second one undoes the first.

@@ -1,4 +1,4 @@
-"""Collecting episodes into a dataset: its options, and which episodes are still to be run."""
+"""Plan of a recording: options of `collect`, and the episodes still to be run."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class CollectConfig(Config):
 
 
 class RecordingPlan:
-    """Which initial states to run next, one task after another, and what came of them.
+    """Initial states to record next, one task after another, and their outcomes.
 
     Attributes:
         kept, successes, running: task -> episodes. lost: those that broke in every try.

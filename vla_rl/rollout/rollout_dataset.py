@@ -1,4 +1,4 @@
-"""Finished episodes written as a LeRobotDataset v3, as `vla-rl collect` writes those that it runs."""
+"""Writer of finished episodes as a LeRobotDataset v3."""
 
 from __future__ import annotations
 

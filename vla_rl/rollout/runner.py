@@ -1,4 +1,4 @@
-"""The one loop that runs episodes, on which rollouts, datasets and corrected episodes stand; and rollouts by it.
+"""Episode runner: the one loop behind rollouts, datasets and corrected episodes.
 
 from vla_rl.rollout.runner import collect
 episodes = collect(policy, env, [EpisodeSpec("pick_place", "train", i) for i in range(64)])

@@ -1,4 +1,4 @@
-"""Where a run's episodes come from: this process, or actors on many machines, behind one `EpisodeSource`.
+"""Episode sources: rollouts by this process, or by actors on many machines.
 
 Imports no torch.
 """
@@ -48,7 +48,7 @@ class GroupOrder:
 
 
 class EpisodeSource(Protocol):
-    """What gives a run its episodes, in whole groups.
+    """Source of a run's episodes, in whole groups.
 
     Attributes:
         staleness: how many updates old the oldest chunk of a group may be; the source works so many rollouts ahead.
@@ -201,7 +201,7 @@ class RolloutConfig(Config, ABC):
 
 
 class RolloutPlan(Config):
-    """What rolls out, of a run's recipe: all that a process elsewhere must know to run its episodes.
+    """Plan of rollouts: all that a process elsewhere must know to run a recipe's episodes.
 
     Attributes:
         groups: initial states per iteration. temperature: of the policy's sampling.

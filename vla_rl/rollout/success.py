@@ -1,4 +1,4 @@
-"""What is logged of a rollout: success, reward, and how many of its groups tell anything."""
+"""Rollout metrics: success, reward, and the share of informative groups."""
 
 from __future__ import annotations
 

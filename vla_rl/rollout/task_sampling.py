@@ -1,4 +1,4 @@
-"""Which task, initial state and perturbation to roll out next: uniform, by estimated difficulty (VADE), or the worst.
+"""Task samplers: uniform, by estimated difficulty (VADE), or the worst axis (group DRO).
 
 Imports no torch.
 """
@@ -61,7 +61,7 @@ class SamplingConfig(Config):
         default=0.2,
         gt=0,
         le=1,
-        description="group_dro: share of the groups that is dealt evenly, so that all are seen.",
+        description="group_dro: share of the groups that is spread evenly, so that all are seen.",
     )
     level: Literal["task", "state"] = Field(
         default="task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."

@@ -1,4 +1,4 @@
-"""Behavior cloning from the first step to the saved policy: data, steps, validation, checkpoints, Ctrl-C.
+"""Behavior-cloning loop: data, steps, validation, checkpoints, interruption.
 
 train_bc(policy, SFTConfig(datasets=["data/demos"], steps=2000), folder, log, seed=0)
 """

@@ -1,4 +1,4 @@
-"""Behavior cloning, one step at a time; the loop around it is in `bc_loop.py`.
+"""Behavior-cloning trainer, one step at a time; the loop is in `bc_loop.py`.
 
 Everything random in a step follows from (seed, step): which examples, how images are changed,
 dropout. So a resumed run repeats an uninterrupted one.

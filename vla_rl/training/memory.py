@@ -1,4 +1,4 @@
-"""`vla-rl plan --memory`: what a training run will need of a GPU's memory, by part, before anything is loaded.
+"""GPU memory estimate of a training run, by part, before anything is loaded (`vla-rl plan --memory`).
 
 The recipe's network is made of fake tensors, which have shapes and no storage, and one micro-batch
 is trained on them while every allocation is counted. So the figures follow the code that will run,

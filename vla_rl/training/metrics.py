@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl always; console, TensorBoard and Weights & Biases as asked.
+"""Metric loggers: metrics.jsonl always; console, TensorBoard and Weights & Biases as asked.
 
     with MetricLogger(folder, LogConfig(wandb="offline")) as logger:
         logger.log(3, {"train/success": 0.4, "loss/policy": -0.01})

@@ -1,4 +1,4 @@
-"""What published checkpoints need of a GPU's memory, from sizes that are known without a download. Imports no torch.
+"""Memory of published checkpoints, from sizes known without a download. Imports no torch.
 
 `vla-rl doctor`, `vla-rl plan --memory` and docs/gpu.md say it from here.
 """

@@ -1,4 +1,4 @@
-"""What `train.py`'s loop calls: rollouts, logging, validation, checkpoints of one RL run."""
+"""State of one RL run: rollouts, logging, validation, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one trainer of cloning, the world model's parts, failure detectors and inverse dynamics.
+"""Trainer of anything that gives `(loss, metrics)`: cloning, world models, failure detectors.
 
     trainer = Trainer(dict(module.named_parameters()), config, "sft")
     trainer.run(lambda step: (loss, metrics))

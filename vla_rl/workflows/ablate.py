@@ -1,4 +1,4 @@
-"""Is the gain due to RL? The recipe and its negative controls, each with several seeds, in one table.
+"""Ablation: a recipe against its negative controls, each with several seeds, in one table.
 
     vla-rl sweep tabletop_grpo --controls 3
 

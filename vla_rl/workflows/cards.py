@@ -1,4 +1,4 @@
-"""The README of a policy or dataset on the Hub, made from what its run or recording left behind."""
+"""Model and dataset cards for the Hub, from what a run or recording left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for a recipe, and what to do about each fault.
+"""Diagnosis of this machine for a recipe, with what to do about each fault.
 
 `vla-rl doctor [RECIPE]` shows it; `python -m vla_rl.workflows.doctor --gl` prints the first MuJoCo back end
 that renders a frame (set-up asks that). Everything that can crash or prompt (a GL driver, the

@@ -1,4 +1,4 @@
-"""What `vla-rl failure fit` and `eval` do: run or read the policy's episodes, embed them, and hand them on."""
+"""`vla-rl failure fit` and `eval`: the policy's episodes, run or read, and embedded."""
 
 from __future__ import annotations
 

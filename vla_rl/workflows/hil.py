@@ -218,7 +218,7 @@ class _Learner(ReplayLearning):
         return True
 
     def _least(self) -> int:
-        """Episodes to take up together, at least: those by which the critic normalizes, or whose outcomes are dealt."""
+        """Episodes to take up together, at least: those that the critic normalizes by, or with shuffled outcomes."""
         several = TOGETHER if self.config.control == "shuffled_outcomes" else 1
         if self.learner is None:
             several = max(several, min(TOGETHER, self.hil.publish_every))

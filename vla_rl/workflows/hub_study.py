@@ -1,4 +1,4 @@
-"""`vla-rl hub measure`: what one person between several simulated robots comes to, by the number of robots.
+"""`vla-rl hub measure`: one person's help among several simulated robots, by their number.
 
 Fits the recipe's failure detector where there is none yet, runs the episodes once with nobody to help, then the same
 ones with 1, 2, 4 ... robots and one scripted person (`real_robot/operator/hub/sim_fleet.py`). Killed, the same command

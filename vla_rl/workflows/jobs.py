@@ -1,4 +1,4 @@
-"""`vla-rl` commands as processes of their own, side by side; those that are finished are not repeated."""
+"""Job runner: `vla-rl` commands as processes side by side; finished ones are not repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run: offline`: a policy improved from logged episodes alone, and what that came to."""
+"""`run: offline`: a policy improved from logged episodes, evaluated before and after."""
 
 from __future__ import annotations
 

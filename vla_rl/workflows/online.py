@@ -1,4 +1,4 @@
-"""`run: online`: a frozen policy improved by what came of its own episodes, round by round, and what that came to."""
+"""`run: online`: a frozen policy improved round by round by a critic of its own episodes."""
 
 from __future__ import annotations
 

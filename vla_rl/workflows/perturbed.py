@@ -1,4 +1,4 @@
-"""`vla-rl eval R --perturb all`: what one change to the environment costs a policy, axis by axis, level by level."""
+"""`vla-rl eval R --perturb all`: evaluation under perturbations, axis by axis and level by level."""
 
 from __future__ import annotations
 

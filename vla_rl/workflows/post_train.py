@@ -1,4 +1,4 @@
-"""`vla-rl train`."""
+"""`vla-rl train`: reinforcement learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of correcting and training again, in a simulator: `run: rac`.
+"""`run: rac`: rounds of corrections and cloning in a simulator.
 
 Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
 and on all rounds so far, and evaluates it. The controls get full demonstrations in place of interventions: as many,

@@ -1,4 +1,4 @@
-"""What workflows build of a recipe: policy, spec, sections that must be there; and what they print of a run."""
+"""Parts that workflows build of a recipe: policy, spec, required sections; and what they print of a run."""
 
 from __future__ import annotations
 

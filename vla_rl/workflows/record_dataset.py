@@ -1,4 +1,4 @@
-"""Collect episodes into a LeRobotDataset v3: demonstrations of the scripted expert, or a policy's rollouts.
+"""Recording of a LeRobotDataset v3: the scripted expert's demonstrations, or a policy's rollouts.
 
     vla-rl collect RECIPE collect.source=expert collect.episodes_per_task=1000
 

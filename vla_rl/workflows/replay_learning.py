@@ -1,4 +1,4 @@
-"""What learning from a replay buffer is made of, whoever runs the episodes: prior, critic, policy, checkpoints."""
+"""Learning from a replay buffer, for `online` and `hil`: prior, critic, policy, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vla-rl reward fit` and `eval` do: get the episodes, fit or measure, and write what was found."""
+"""`vla-rl reward fit` and `eval`: episodes, fit, and evaluation of a learned reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workflows with a scripted person beside a policy share: how the person works, and room for it."""
+"""Scripted person beside a policy: options and environment of the workflows that have one."""
 
 from __future__ import annotations
 

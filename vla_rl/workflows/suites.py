@@ -1,4 +1,4 @@
-"""`vla-rl eval R --suites all`: a benchmark's suites one after another, and one table of them."""
+"""`vla-rl eval R --suites all`: a benchmark's suites one after another, in one table."""
 
 from __future__ import annotations
 

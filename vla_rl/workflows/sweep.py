@@ -1,4 +1,4 @@
-"""Every combination of some options' values, each as a run of its own, in one table.
+"""Sweep: every combination of some options' values, each a run, in one table.
 
     vla-rl sweep tabletop_grpo --over algo.optim.lr=1e-4,3e-4 --over seed=0,1,2
 

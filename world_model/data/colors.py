@@ -1,4 +1,4 @@
-"""Colors by the names that instructions use."""
+"""Color names of instructions as RGB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where imagined episodes begin: real first frames, from a simulator that is reset but never stepped, or a dataset."""
+"""Initial frames of imagined episodes: from a simulator that is reset but never stepped, or from a dataset."""
 
 from __future__ import annotations
 

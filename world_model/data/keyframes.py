@@ -1,4 +1,4 @@
-"""Keyframes mined from a policy's real episodes: the moments at which it is decided whether they succeed.
+"""Keyframe mining: the moments of a policy's real episodes at which their outcome is decided.
 
 Keyframe-initialized rollouts are WoVR's (arXiv 2602.13977), which loads its keyframes from a file. Here they are found:
 

@@ -1,4 +1,4 @@
-"""Where objects really were along recorded episodes: what the objects part learns from and is measured on."""
+"""Recorded object poses: training data and ground truth of the objects part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames labeled with how their episode ended, and with the time that was left: what the value is fitted on."""
+"""Training data of the value: frames labeled with outcome and time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imagined episodes that begin in the middle of a recorded one, with the real frames and actions that led there.
+"""Recorded prefixes: real frames and actions before a keyframe, from which an imagined episode begins.
 
 The world model remembers all of them, from the episode's first frame (the reference) on, as if it had watched: its
 memory is that of a replay, with frame numbers and noise in their places.

@@ -1,4 +1,4 @@
-"""A picture of what styles make of recorded episodes, to look at before fitting on them."""
+"""Style sheet: a picture of recorded episodes in other styles, to look at before fitting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets in other styles, for fitting: styled copies of episodes, and styled images for the autoencoder.
+"""Restyled datasets for fitting: copies of episodes, and images for the autoencoder.
 
 An episode has one style in all its frames and cameras. The copies' styles are drawn from (seed, copy, episode), so a
 stopped fit goes on with the same ones, and their latents are encoded once, into the same kind of cache as the recorded

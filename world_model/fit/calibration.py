@@ -1,4 +1,4 @@
-"""The thresholds of success: chosen on held-out episodes of the policy, so that false successes are bounded.
+"""Calibration of the success thresholds on held-out episodes of the policy, with bounded false successes.
 
 A false success is a failed episode that would count as a success, because at some frame both the success head and the
 clip classifier see one. Its rate is over the failed episodes; what bounds it is the upper end of its 95 % interval.

@@ -1,4 +1,4 @@
-"""The episodes of a fit: those that it learns from, and those of the policy that its thresholds are chosen on."""
+"""Datasets of a fit: episodes to fit on, and held-out ones to calibrate on."""
 
 from __future__ import annotations
 

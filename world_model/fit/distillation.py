@@ -41,7 +41,7 @@ def check_distillation(dynamics: DynamicsConfig) -> None:
 
 
 class Distillation:
-    """The teacher, which is the world model's dynamics as it is now, and what a step of the stage learns from."""
+    """Distillation of the dynamics: the teacher, a copy of it as it is now, and the loss of a step."""
 
     def __init__(self, world_model: WorldModel, stage: DistillationConfig, seed: int) -> None:
         self.world_model, self.stage, self.seed = world_model, stage, seed

@@ -1,4 +1,4 @@
-"""A refit must not lose what the world model knew of outcomes: AUC before and after, on the newest policy's episodes.
+"""Refit guard: AUC before and after a stage, on the newest policy's episodes; what made it worse is undone.
 
 A fit that starts from a world model may make it worse: too few episodes, too high a learning rate, outcomes that were
 recorded wrongly. What is judged is the order of successes and failures among the episodes that choose the thresholds,
@@ -56,7 +56,7 @@ class Refit(Config):
 
 
 class RefitGuard:
-    """Runs the stages of a fit, and puts back what they made clearly worse.
+    """Guard of a fit's stages, which puts back what they made clearly worse.
 
     Args:
         world_model: under way, now as it was at the start.

@@ -1,6 +1,6 @@
 """Fitting the model posterior: each member on its own bootstrap resample of the initial states, the dynamics frozen.
 
-All members are fitted together: a batch's clips are dealt to them in turn, drawn from a member's own resample, with
+All members are fitted together: a batch's clips go to them in turn, drawn from a member's own resample, with
 noise of their own. They begin as the dynamics itself, and differ by what they have seen.
 """
 
@@ -62,7 +62,7 @@ def add_posterior(world_model: WorldModel, stage: PosteriorStageConfig, seed: in
 
 
 def posterior_loss(world_model: WorldModel, clips: ClipDataset, stage: PosteriorStageConfig, seed: int) -> Loss:
-    """What a step of the stage learns from: `stage.batch_size` clips, dealt to the members in turn."""
+    """What a step of the stage learns from: `stage.batch_size` clips, assigned to the members in turn."""
     network, device = world_model.dynamics, world_model.device
     assert isinstance(network, VideoDynamics), "others refuse to have members"
     resamples = [resample(clips, [seed, _RESAMPLE, member]) for member in range(stage.members)]

@@ -1,4 +1,4 @@
-"""Recorded episodes imagined from their first frame with the actions that were really executed (open loop)."""
+"""Open-loop replay: recorded episodes imagined from their first frame with the executed actions."""
 
 from __future__ import annotations
 

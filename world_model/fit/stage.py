@@ -1,4 +1,4 @@
-"""The training of one part of a world model: in float32 or bfloat16, from its checkpoint on, and where it is kept."""
+"""Fit stage: the training of one part, from its checkpoint on, and where its weights are kept."""
 
 from __future__ import annotations
 

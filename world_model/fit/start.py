@@ -1,4 +1,4 @@
-"""What a fit starts from: a model whose options the environment completes, or a world model that must fit it."""
+"""Start of a fit: options completed from the environment, or an earlier world model that must match it."""
 
 from __future__ import annotations
 

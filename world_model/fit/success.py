@@ -1,4 +1,4 @@
-"""What the success networks learn from: real frames, and those that the dynamics imagined from the same actions."""
+"""Loss of the success networks: real frames, and frames imagined from the same actions."""
 
 from __future__ import annotations
 

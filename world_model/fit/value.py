@@ -1,4 +1,4 @@
-"""The value's sigmoid, and what the value is worth on held-out episodes by frame number and by frames since a real one.
+"""Calibration of the value, and its AUC by frame number and by frames since a real one.
 
 The value is P(the episode will succeed) under the policy whose episodes it was fitted on. Its network learns from
 Monte-Carlo outcomes (world_model/data/outcomes.py) and never sees the held-out episodes; the probabilities that are

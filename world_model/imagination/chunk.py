@@ -1,4 +1,4 @@
-"""One chunk of actions imagined, and what is believed of it: success verified with new noise, and disagreement."""
+"""Imagination of one action chunk: frames, success verified with new noise, and ensemble disagreement."""
 
 from __future__ import annotations
 

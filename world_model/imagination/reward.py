@@ -1,4 +1,4 @@
-"""What an imagined episode is worth by each frame: 1 once it counts as a success, or its probability of success.
+"""Reward of imagined episodes: verified success, or its calibrated probability.
 
 Where episodes are short branches, one that has not succeeded by its end is worth the value there.
 """
@@ -13,8 +13,8 @@ from vla_rl.rollout.success import PENALTY
 from world_model.config import ImaginationConfig
 from world_model.imagination.chunk import ImaginedChunk
 from world_model.metadata import WorldModelMetadata
-from world_model.model.lacking import NO_VALUE
 from world_model.model.memory import Memory
+from world_model.model.missing_parts import NO_VALUE
 from world_model.model.world_model import WorldModel
 
 BRANCH_AUC = 0.85  # A branch is as deep as the value's AUC stays at this.

@@ -1,4 +1,4 @@
-"""What a frame's actions look like to the dynamics: an embedding for the frame, and maps for its image tokens.
+"""Action conditioning of the dynamics: an embedding for the frame, and maps for its image tokens.
 
 With `kinematics: delta_pose` the path of the end effector that the actions command is integrated from the state
 before them, and, where a camera's projection is known, drawn into that camera's tokens (the action maps of

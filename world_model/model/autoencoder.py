@@ -1,4 +1,4 @@
-"""Images to latents and back: an AutoencoderTiny trained on the run's own frames, or any autoencoder of diffusers.
+"""Autoencoder of images: an AutoencoderTiny trained on the run's own frames, or any of diffusers'.
 
 Both are `world_model.interfaces.Autoencoder`s. Latents are about zero mean and unit variance per channel.
 """

@@ -1,4 +1,4 @@
-"""`torch.compile` of a pass of imagination; on CUDA the pass is then a graph, replayed without the host's launches."""
+"""Compilation of imagination by `torch.compile`; on CUDA a graph, replayed without host launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where actions really bring the end effector, for robots whose arm lags behind what it is told.
+"""End-effector dynamics, for robots whose arm lags behind its command.
 
 A controller such as robosuite's OSC aims, at each control step, at where the end effector is plus the action: a step
 reaches a part of that, keeps half of the last step's movement, and stops at a table or at the end of the arm's reach. A

@@ -1,4 +1,4 @@
-"""Inverse dynamics: which action lies between two frames, read off their latents alone.
+"""Inverse dynamics: the action between two frames, from their latents.
 
 Learned from real frames, it tells of imagined ones whether their motion is the motion that the actions ask for (as EVA,
 arXiv 2603.17808, and RLIR, arXiv 2509.23958, use such networks). It sees no proprioception, from which the action would

@@ -1,4 +1,4 @@
-"""What a world model remembers of the episodes that it is imagining."""
+"""Memory of imagined episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from world_model.types import Frames
 
 @dataclass(frozen=True)
 class Memory:
-    """What is remembered of B imagined episodes. Never changed in place, but for the noise, which goes on.
+    """Memory of B imagined episodes. Never changed in place, but for the noise, which goes on.
 
     Attributes:
         context: of the dynamics.

@@ -1,4 +1,4 @@
-"""Objects instead of pictures: poses read off an episode's first real frame, then rolled by the actions alone.
+"""Objects part: poses read off an episode's first real frame, then rolled by the actions alone.
 
     objects = model.begin(first, position, instruction)  # The probe reads poses off the real frame's latents.
     objects, poses, logits = model.roll(objects, actions)
@@ -42,7 +42,7 @@ POSE_LOSS, YAW_LOSS, SUCCESS_LOSS = 50.0, 0.02, 0.4  # Per meter; share of a tur
 
 @dataclass(frozen=True)
 class ObjectMemory:
-    """Where B episodes' objects are believed to be. Never changed in place.
+    """Believed object poses of B episodes. Never changed in place.
 
     Attributes:
         poses: float32 (B, M, 4): x, y, z (meters), yaw (radians).

@@ -1,4 +1,4 @@
-"""The networks that a world model is made of, and fresh ones of a config."""
+"""Networks of a world model, and fresh ones of a config."""
 
 from __future__ import annotations
 

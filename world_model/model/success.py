@@ -1,4 +1,4 @@
-"""Whether the instruction has been carried out: a success head on latents and states, and a separate clip classifier.
+"""Success head on latents and states, and a separate clip classifier.
 
 A third network, of the success head's build, says whether the episode will succeed: the value.
 

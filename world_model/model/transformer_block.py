@@ -1,4 +1,4 @@
-"""A block of the factorized video transformer, and what its modulation reads of a noise level."""
+"""Block of the factorized video transformer, with its noise-level modulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the video transformer remembers of the episodes that it is imagining."""
+"""Context of the video transformer: keys and values of remembered frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wan as the dynamics: predicts the next frames of Wan's latents from actions, by rectified flow, frame after frame.
+"""Wan as the dynamics: next frames of Wan's latents from actions, by rectified flow, frame after frame.
 
 A frame is one image in the latents of Wan's autoencoder, every G = 4 control steps as Wan's own latents cover four
 images. The network (world_model/model/wan_network.py) is causal from frame to frame, so all

@@ -1,4 +1,4 @@
-"""A part's weights, written and read back: safetensors, checked against the network that they go into."""
+"""Weight files of a part: safetensors, checked against the network."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from world_model.interfaces import Autoencoder, Dynamics, PosteriorConfig, Succe
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.model.autoencoder import without_path
 from world_model.model.inverse import InverseDynamics
-from world_model.model.lacking import FEW_MEMBERS, NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
+from world_model.model.missing_parts import FEW_MEMBERS, NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.objects import ObjectModel
 from world_model.model.parts import BuildParts, Parts, build_parts
 from world_model.model.success import ValueHead, timed

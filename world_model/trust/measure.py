@@ -1,4 +1,4 @@
-"""Measure how far a world model can be trusted: every figure, curve and clip of the trust report.
+"""Measurement of trust: every figure, curve and clip of the trust report.
 
 measured = measure(world_model, TrustData(held_out=episodes), MeasureConfig())
 measured.report.check(TrustConfig().require)

@@ -1,4 +1,4 @@
-"""The order of policies by imagined success, against the simulator's; and the success head on the real frames."""
+"""Policy ranking by imagined success against the simulator's, and the success head on real frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""trust.json: every figure with n and interval, and whether it lets RL in imagination start."""
+"""Trust report (trust.json): every figure with n and interval, and whether it admits RL in imagination."""
 
 from __future__ import annotations
 

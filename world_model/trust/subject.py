@@ -1,4 +1,4 @@
-"""The world model as trust measures it: imagined from real first frames, and judged as `WorldModelEnv` does."""
+"""World model as trust measures it: imagined from real first frames, judged as `WorldModelEnv` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trust is measured on: logged real episodes, and what a world model must answer about them.
+"""Data types of trust: logged real episodes, and what a world model must answer about them.
 
 Shape legend, beside `world_model.types`': E episodes, B of them at a time; an episode has T frames, its first and one
 every G control steps.

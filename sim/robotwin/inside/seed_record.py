@@ -1,4 +1,4 @@
-"""Which seeds of a RoboTwin task are feasible: written down once, so that everyone evaluates the same ones.
+"""Record of the feasible seeds of a RoboTwin task, written once.
 
 Runs in RoboTwin's Python (3.10).
 """

@@ -1,4 +1,4 @@
-"""Where processes render: how devices are dealt, from counts alone, and what EGL really has here."""
+"""Where processes render: how devices are given, from counts alone, and what EGL really has here."""
 
 import os
 
@@ -32,8 +32,8 @@ def test_each_of_several_ranks_renders_on_its_own_gpu(rank: int) -> None:
 
 
 def test_numbers_are_dealt_over_the_workers_of_all_ranks() -> None:
-    dealt = [workers((0, 1, 2, 3), EIGHT, 2, local_rank=rank) for rank in range(3)]
-    assert dealt == [[0, 1], [2, 3], [0, 1]]
+    given = [workers((0, 1, 2, 3), EIGHT, 2, local_rank=rank) for rank in range(3)]
+    assert given == [[0, 1], [2, 3], [0, 1]]
     assert workers((8, 2), EIGHT, 3) == [8, 2, 8]
 
 

@@ -64,7 +64,7 @@ def stone(wanderer, tmp_path_factory) -> Path:
 
 
 def checked(tmp_path: Path, first: Path, second: Path, checks_left: int, **options: Any):
-    """A gate whose mark is `first`, and its check of `second` at iteration 5."""
+    """A gate whose reference policy is `first`, and its check of `second` at iteration 5."""
     gate = Gate(GateConfig(every=1, **options), tmp_path / "confirmed", load_policy(first))
     with closing(DummyConfig(num_envs=8, horizon=32).build()) as env:
         check = gate.check(
@@ -82,8 +82,8 @@ def test_a_real_gain_moves_the_mark(tmp_path, stone, wanderer):
     gate, check = checked(tmp_path, stone, wanderer, checks_left=2)
     assert (check.verdict, check.rolled_back) == ("better", False) and check.comparison.interval.low > 0
     assert check.pooled is not None and check.pooled.better >= check.pooled.needed == 20 and check.pooled.worse < 1
-    assert gate.mark == 5 and not gate.is_closed and same_weights(gate.confirmed, wanderer)
-    assert gate.evidence.evidence.tolist() == [1, 1], "starts anew where the mark moved"
+    assert gate.reference == 5 and not gate.is_closed and same_weights(gate.confirmed, wanderer)
+    assert gate.evidence.evidence.tolist() == [1, 1], "starts anew where the reference policy moved"
     assert "gate at iteration 5: better; real success" in check.text() and "imagined 90 %" in check.text()
 
 
@@ -96,15 +96,15 @@ def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, 
             check = gate.check(
                 load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1
             )
-    mark, own = (LeRobotSource(tmp_path / "kept/iteration_00005" / name) for name in ("mark", "checked"))
+    reference, own = (LeRobotSource(tmp_path / "kept/iteration_00005" / name) for name in ("reference", "checked"))
     real = check.comparison
-    assert len(mark.lengths) == len(own.lengths) == 12 == real.num_episodes / 2
-    assert mark.success is not None and own.success is not None
-    assert (mark.success.mean(), own.success.mean()) == (real.rate_a, real.rate_b)
-    starts = mark.initial_states()
+    assert len(reference.lengths) == len(own.lengths) == 12 == real.num_episodes / 2
+    assert reference.success is not None and own.success is not None
+    assert (reference.success.mean(), own.success.mean()) == (real.rate_a, real.rate_b)
+    starts = reference.initial_states()
     assert starts == own.initial_states() and starts[0].endswith(f"/validation/{config.start_index + 12}")
     notes = json.loads((own.root / "collect.json").read_text())
-    assert notes["gate"] == {"mark": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
+    assert notes["gate"] == {"reference": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
 
 
 def test_kept_episodes_do_not_stay_in_memory(tmp_path, wanderer, monkeypatch):
@@ -152,7 +152,7 @@ def test_nothing_is_kept_unless_asked_for_and_not_of_several_processes(tmp_path,
 def test_a_loss_is_rolled_back_by_any_check(tmp_path, stone, wanderer):
     gate, check = checked(tmp_path, wanderer, stone, checks_left=2)
     assert (check.verdict, check.rolled_back, check.comparison.decision) == ("worse", True, "worse")
-    assert gate.mark == 0 and gate.is_closed and same_weights(gate.confirmed, wanderer)
+    assert gate.reference == 0 and gate.is_closed and same_weights(gate.confirmed, wanderer)
     assert "gate at iteration 5: worse, rolled back; real success" in check.text()
 
 
@@ -163,7 +163,7 @@ def test_what_is_undecided_is_kept_also_by_the_last_check(tmp_path, wanderer):
     ):
         gate, check = checked(tmp_path / str(checks_left), wanderer, wanderer, checks_left=checks_left, pairs=8)
         assert (check.verdict, check.rolled_back, check.is_last) == ("undecided", False, checks_left == 1)
-        assert gate.mark == 0 and not gate.is_closed
+        assert gate.reference == 0 and not gate.is_closed
         assert f"gate at iteration 5: {consequence}; real success" in check.text()
 
 
@@ -187,7 +187,7 @@ def test_later_checks_use_fresh_states_and_a_checkpoint_remembers_them(tmp_path,
     state = json.loads(json.dumps(gate.state()))
     again = Gate(gate.config, gate.folder, load_policy(stone))
     again.load_state(state)
-    assert again.mark == 5 and again.checks == gate.checks and same_weights(again.confirmed, wanderer)
+    assert again.reference == 5 and again.checks == gate.checks and same_weights(again.confirmed, wanderer)
     seen = []
     with closing(DummyConfig(num_envs=8, horizon=8).build()) as env:
         reset = env.reset
@@ -229,7 +229,7 @@ def test_a_run_that_got_worse_goes_back_to_its_base_policy(tmp_path, wanderer):
     train(recipe, open_run(recipe, folder, resume=False))
     gate = json.loads((folder / "gate.json").read_text())
     last = gate["checks"][-1]
-    assert last["rolled_back"] and last["verdict"] == "worse" and gate["mark"] == 0
+    assert last["rolled_back"] and last["verdict"] == "worse" and gate["reference"] == 0
     assert gate["power"].startswith("what the gate can tell")
     assert same_weights(folder / "policy", wanderer) and not same_weights(folder / "rejected", wanderer)
     logged: dict[str, float] = {}
@@ -243,7 +243,7 @@ def test_a_run_whose_checks_do_not_tell_keeps_its_newest_policy(tmp_path, wander
     folder = tmp_path / "run"
     train(recipe, open_run(recipe, folder, resume=False))
     gate = json.loads((folder / "gate.json").read_text())
-    assert {check["verdict"] for check in gate["checks"]} == {"undecided"} and gate["mark"] == 0
+    assert {check["verdict"] for check in gate["checks"]} == {"undecided"} and gate["reference"] == 0
     assert [check["is_last"] for check in gate["checks"]] == [False] * (len(gate["checks"]) - 1) + [True]
     assert [check["pooled"]["num_checks"] for check in gate["checks"]] == list(range(1, len(gate["checks"]) + 1))
     assert not (folder / "rejected").exists() and not same_weights(folder / "policy", wanderer)

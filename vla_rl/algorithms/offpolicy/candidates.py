@@ -1,4 +1,4 @@
-"""Several chunks of a policy at one observation, and its embedding of it: what a critic chooses among, and knows."""
+"""Candidate chunks: several draws of a policy at one observation, with its embedding, for a critic to choose among."""
 
 from __future__ import annotations
 

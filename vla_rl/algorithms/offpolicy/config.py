@@ -1,4 +1,4 @@
-"""Options of learning from logged episodes, and from one's own as they come. Imports no torch."""
+"""Options of off-policy learning: the critics, and learning from a replay buffer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class ReplayLearningConfig(Config):
     capacity: PositiveInt = Field(default=200_000, description="Fresh decisions held; the oldest leave.")
     control: Literal["none", "shuffled_outcomes"] = Field(
         default="none",
-        description="Negative control: outcomes dealt anew among the episodes of each task, of the logged ones and of "
+        description="Negative control: outcomes shuffled among the episodes of each task, of the logged ones and of "
         "each round, before anything is learned.",
     )
     evaluate: Literal["before_and_after", "after", "never"] = Field(

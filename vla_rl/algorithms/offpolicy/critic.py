@@ -1,4 +1,4 @@
-"""How good a chunk is (an ensemble Q), and how good a place to be (V), on a frozen policy's embeddings.
+"""Cross-fitted critic of logged decisions: an ensemble Q and V on a frozen policy's embeddings.
 
 Q(s, a) <- rewards in the chunk + discount^n V(s'), a whole chunk being one action (CO-RFT, arXiv 2508.02219); V is
 an expectile of Q at logged chunks, so that no action is asked about which nobody took (IQL, arXiv 2110.06169). All

@@ -1,4 +1,4 @@
-"""A small policy that changes another policy's chunks within bounds (EXPO, arXiv 2507.07986)."""
+"""Edit policy: bounded changes of another policy's chunks (EXPO, arXiv 2507.07986)."""
 
 from __future__ import annotations
 

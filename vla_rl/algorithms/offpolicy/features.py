@@ -1,4 +1,4 @@
-"""What a frozen policy makes of observations, computed once: its embedding, and some of its own chunks.
+"""Feature cache: a frozen policy's embeddings of datasets and its chunks at them, computed once.
 
 For a dataset it is kept beside the dataset's decoded images, in a folder named by a hash of the dataset's content, the
 policy and what was drawn, which appears whole: the next run begins at once.

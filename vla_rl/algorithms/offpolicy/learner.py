@@ -1,4 +1,4 @@
-"""What learns from replayed decisions: the critic's networks, and the edit policy that raises Q."""
+"""Off-policy learner: updates of the critic, and of the edit policy that raises Q, from a replay buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critic's networks: Q's ensemble and V, on a frozen policy's embedding of a place and a chunk of actions."""
+"""Critic networks: the ensemble Q and V, on a frozen policy's embedding of an observation and a chunk of actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steering a frozen policy by the noise that its chunk starts from (DSRL, arXiv 2506.15799): who can be, and the actor.
+"""Noise steering of a frozen flow policy (DSRL, arXiv 2506.15799): the actor, and the policies that it can steer.
 
 A flow or diffusion policy turns noise into a chunk; with the steps between deterministic, the noise decides the chunk.
 So an actor over the policy's embedding chooses it, and no weight of the policy changes.

@@ -1,4 +1,4 @@
-"""What learns which noise a frozen policy's chunks should start from: DSRL with noise aliasing (arXiv 2506.15799)."""
+"""Learner of noise steering: DSRL with noise aliasing (arXiv 2506.15799)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class OfflineConfig(Config):
     kind: str = "best_of_n"
     control: Literal["none", "shuffled_outcomes"] = Field(
         default="none",
-        description="Negative control: outcomes dealt anew among each task's episodes before anything is learned.",
+        description="Negative control: outcomes shuffled among each task's episodes before anything is learned.",
     )
     evaluate: Literal["before_and_after", "after", "never"] = Field(
         default="before_and_after", description="When to run the `eval` section's evaluation."

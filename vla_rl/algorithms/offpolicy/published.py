@@ -1,4 +1,4 @@
-"""Policies that a learner publishes while others act with them: each whole in a folder of its own, the newest named.
+"""Published policies: a learner's snapshots for actors, each whole in a folder of its own, the newest named.
 
     published/policy-00000040/    never changed; some of the newest are kept
     published/newest.json         {"number": 40, "hash": "..."}: appears after the policy, whole or not at all

@@ -1,4 +1,4 @@
-"""Episodes that a robot's recorder has written, taken up while it goes on writing: who drove at each step is known.
+"""Recorded episodes of a robot as replay transitions, read while the recorder goes on writing.
 
 A recording is a folder of shards, an episode each, until it is finished; then it is a dataset of the same episodes in
 the same order. So an episode's place in its recording says which it is, before and after.

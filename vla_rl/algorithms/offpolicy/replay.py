@@ -1,4 +1,4 @@
-"""A replay buffer of decisions: what was logged before (the prior), and what has been added since, on disk.
+"""Replay buffer of decisions on disk: the logged ones (the prior), and those added since.
 
     replay/segment-00000000/   decisions.safetensors, episodes.json: what one round of episodes added
     replay/segment-00000001/

@@ -1,4 +1,4 @@
-"""Episodes as decisions: what the policy saw (its embedding), the chunk that followed, and what came of it."""
+"""Transitions: episodes as decisions, each with embedding, chunk, successor and outcome."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Transitions:
             )
 
     def with_shuffled_outcomes(self, seed: int) -> Transitions:
-        """The same with outcomes dealt anew among each task's episodes that are learned from: a negative control."""
+        """The same with outcomes shuffled among each task's episodes that are learned from: a negative control."""
         success, rng, learned = self.success.copy(), np.random.default_rng(seed), self.learned_from
         for task in np.unique(self.task):
             own = learned[self.task[learned] == task]

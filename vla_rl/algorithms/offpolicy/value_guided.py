@@ -1,4 +1,4 @@
-"""A frozen policy that is better than itself: of several of its chunks the one acts that a critic prefers.
+"""Value-guided policy: of several chunks of a frozen policy, the one that a critic prefers.
 
 The critic is fitted on what came of episodes; the policy's own weights are never touched, so that it works for any
 that embeds what it sees (IDQL, arXiv 2304.10573; V-GPS, arXiv 2410.13816). An edit policy may add changed chunks to

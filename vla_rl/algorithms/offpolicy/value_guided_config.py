@@ -1,4 +1,4 @@
-"""The value-guided policy as a recipe names it. Imports no torch."""
+"""Options of the value-guided policy. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that a launcher, such as torchrun, started together: what they exchange, and what they refuse."""
+"""Process group of a launcher such as torchrun: its exchanges, and the recipes that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process is told of the others' episodes: outcomes without pixels and actions, for statistics."""
+"""Outcomes of other processes' episodes, without pixels and actions, for statistics."""
 
 from __future__ import annotations
 

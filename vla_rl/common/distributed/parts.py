@@ -1,4 +1,4 @@
-"""Weights that wait in their file until the policy is cut up, when each process reads its part of them and no more.
+"""Sharded loading: each process reads its part of the weights from their file, once the policy is sharded.
 
 with deferred(): policy = build()    # Its parameters have shapes, dtypes and devices, but no memory.
 awaited = sources(policy)            # Then they are cut up:

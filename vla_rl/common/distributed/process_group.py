@@ -1,4 +1,4 @@
-"""Several processes that train one policy together, one to each GPU; with one process everything here does nothing.
+"""Process group of data-parallel training, one process a GPU; with one process every exchange is trivial.
 
     torchrun --nproc-per-node 4 -m vla_rl train RECIPE parallel=fsdp
 
@@ -83,12 +83,12 @@ class ProcessGroup:
         """What tells this process's random numbers from the others', as a part of a seed; nothing where it is alone."""
         return (self.rank,) if self.size > 1 else ()
 
-    def deal[T](self, items: Sequence[T]) -> Sequence[T]:
-        """Return this process's share of the items, dealt in turn: of a kind that comes in a row, an even part."""
+    def shard[T](self, items: Sequence[T]) -> Sequence[T]:
+        """Return this process's share of the items, in turn: of a kind that comes in a row, an even part."""
         return items[self.rank :: self.size]
 
     def collect_dealt(self, mine: Sequence[Any]) -> list[Any]:
-        """Return the JSON-able results of all that was dealt, in its order; `mine` are this process's."""
+        """Return the JSON-able results of all items that were sharded, in their order; `mine` are this process's."""
         parts = self.gather(list(mine))
         return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
 

@@ -1,4 +1,4 @@
-"""Which process hangs: where processes meet, those that came say who did not, and where it was last seen.
+"""Watchdog of hanging processes: at each exchange, those that came say who did not and where it was last seen.
 
 A thread in each process tells the launcher's store, several times within the time limit, that the process lives, how
 often it got on (it met the others, or finished an episode), and where its program is. A process that is stopped, or

@@ -1,4 +1,4 @@
-"""The weights of a policy that training changes, by name: taken out, checked and loaded again, sharded or whole."""
+"""Trainable weights of a policy by name: extracted, checked and loaded, sharded or whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page holds against its own headline: trust that RL broke, tasks that fell, another protocol than the official.
+"""Warnings of a report: trust that RL broke, tasks that fell, another protocol than the official one.
 
 Also what perturbations cost, and where the run's other pages and parts lie.
 """

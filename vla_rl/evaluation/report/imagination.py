@@ -1,4 +1,4 @@
-"""The part of report.html on a run inside a world model: was it trusted, and what did the gate find."""
+"""Report section on RL in a world model: trust, and the gate's findings."""
 
 from __future__ import annotations
 

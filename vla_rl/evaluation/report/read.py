@@ -1,4 +1,4 @@
-"""What a run's folder holds, read for its page and its card."""
+"""Reader of a run's folder, for its report and its card."""
 
 from __future__ import annotations
 

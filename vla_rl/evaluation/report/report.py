@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: did it get better, how surely, how it learned, what it looks like.
+"""The report of a run: one self-contained HTML page on gain, interval, learning curves and videos.
 
     write_report(Path("runs/tabletop_grpo"))   # -> runs/tabletop_grpo/report.html
 

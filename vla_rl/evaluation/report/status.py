@@ -1,4 +1,4 @@
-"""Where a run is and what it is busy with, in a few lines, from what its folder says."""
+"""Status text of a run, from its folder."""
 
 from __future__ import annotations
 

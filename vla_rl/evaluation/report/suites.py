@@ -1,4 +1,4 @@
-"""The part of a run's page about a benchmark's suites: success by suite, their averages, and the tasks of each."""
+"""Report section on a benchmark's suites: success by suite, their averages, and the tasks of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doubly robust GRPO: what a model expects of actions takes noise out of the real episodes' gradient, and adds no bias.
+"""Doubly robust GRPO: a model's action values as an unbiased control variate of the real episodes' gradient.
 
 At each decision K more chunks are drawn from the policy and valued by a model, Q. With c and d of at most 1 the
 gradient is, A being GRPO's advantage and m the mean of the K values,

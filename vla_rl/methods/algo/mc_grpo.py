@@ -1,4 +1,4 @@
-"""MC-GRPO: the group's median is the baseline, and the episode that sits on it is left out. Numpy only."""
+"""MC-GRPO: the group's median as baseline, its episode left out. Numpy only."""
 
 from __future__ import annotations
 

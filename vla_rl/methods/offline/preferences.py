@@ -1,4 +1,4 @@
-"""Learning from which of two episodes was better: TPO of GRAPE (arXiv 2411.19309), DPO over whole episodes.
+"""Preference learning over whole episodes: TPO of GRAPE (arXiv 2411.19309), DPO's loss.
 
 The loss of a pair is -log sigmoid(beta (gain of the better - gain of the worse)), an episode's gain being the
 log-probability of its chunks under the policy less that under the policy as it was at first. For OpenVLA's tokens the

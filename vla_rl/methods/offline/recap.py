@@ -1,4 +1,4 @@
-"""The advantage as words in the instruction, which a policy learns to act on (RECAP of pi*0.6, arXiv 2511.14759)."""
+"""RECAP (pi*0.6, arXiv 2511.14759): cloning with the advantage as a word in the instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that was told of each decision whether it was better than expected, and acts as after a better one.
+"""Advantage-conditioned policy: acts as after decisions that were better than expected.
 
 RECAP of pi*0.6 (arXiv 2511.14759): its instruction ends in "Advantage: positive", which it adds by itself. Guidance
 draws from pi(a | o) (pi(a | o, positive) / pi(a | o))^weight, of logits or of a flow's velocity.

@@ -1,4 +1,4 @@
-"""What the LeRobot policies that learn by RL share: a critic on what is seen, precision, which actions are executed."""
+"""Base of the LeRobot policies that learn by RL: critic, precision, executed actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolVLA, pi0, pi0.5 and X-VLA as one thing: encode what is seen once, then give velocities of noisy actions.
+"""Networks of SmolVLA, pi0, pi0.5 and X-VLA behind one interface: encode once, then velocities of noisy actions.
 
 Each method calls LeRobot's own; the difference between the families ends here.
 """

@@ -1,4 +1,4 @@
-"""Any LeRobot policy behind our `Policy`: observations into its batches, its actions into the environment's units."""
+"""LeRobot policy behind our `Policy`: observations into its batches, its actions into the environment's units."""
 
 from __future__ import annotations
 

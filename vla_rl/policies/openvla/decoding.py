@@ -1,4 +1,4 @@
-"""How action tokens are drawn one after the other, and how two readings of them are combined."""
+"""Autoregressive decoding of action tokens, and the combination of guided logits."""
 
 from __future__ import annotations
 

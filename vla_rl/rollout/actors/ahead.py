@@ -1,4 +1,4 @@
-"""Ray's actors as an `EpisodeSource` that works ahead: episodes go on while the policy is updated."""
+"""Asynchronous rollouts by Ray's actors: episodes go on while the policy is updated."""
 
 from __future__ import annotations
 

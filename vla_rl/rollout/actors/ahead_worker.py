@@ -1,4 +1,4 @@
-"""An actor that runs episodes each on its own, while the policy is updated elsewhere: `rollout.staleness` above 0."""
+"""Actor of asynchronous rollouts (`rollout.staleness` above 0): runs each episode on its own."""
 
 from __future__ import annotations
 

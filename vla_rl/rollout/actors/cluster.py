@@ -1,4 +1,4 @@
-"""The door to Ray: reaching a cluster, starting one here, and what every actor's process needs first."""
+"""Connection to a Ray cluster, joined or started here, and the set-up of actors' processes."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def is_the_callers(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an actor's process takes over from the one that made the run.
+    """Settings that an actor's process takes over from the one that made the run.
 
     Attributes:
         folder: the working folder, for relative paths in recipes; where it exists.

@@ -1,4 +1,4 @@
-"""An actor that holds environments, and where an episode stands, from which any host can go on with it."""
+"""Actor that holds environments; any host can resume an episode from its course."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Question = Literal["expert_action", "expert_remaining", "save_state"]
 
 @dataclass
 class Course:
-    """An episode as far as it went: enough to bring another environment there.
+    """Course of an episode so far: enough to bring another environment there.
 
     Attributes:
         chunks: executed so far, float32 (H, A) each.

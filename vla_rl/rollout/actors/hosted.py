@@ -1,4 +1,4 @@
-"""An environment's section whose environments are held by Ray's hosts, for evaluations."""
+"""Config of environments held by Ray's hosts, for evaluations."""
 
 from __future__ import annotations
 

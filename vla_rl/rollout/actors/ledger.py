@@ -1,4 +1,4 @@
-"""Who owes which episode: each spec is kept until its episode is stored, whatever dies meanwhile. Knows no Ray."""
+"""Ledger of ordered episodes: each spec is kept until its episode is stored, whatever dies meanwhile. Knows no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `rollout` section of kind ray: it starts the sources whose episodes Ray's actors run. Imports no Ray."""
+"""The `rollout` section of kind ray. Imports no Ray."""
 
 from __future__ import annotations
 

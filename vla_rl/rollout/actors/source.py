@@ -1,4 +1,4 @@
-"""Ray's actors as an `EpisodeSource`: the trainer's side, which owns what was ordered and outlives whatever dies."""
+"""Synchronous rollouts by Ray's actors: the trainer's side, which owns what was ordered and outlives what dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `VecEnv` whose environments are held by hosts on any machine; a host may die, hang or join at any time."""
+"""`VecEnv` over environment hosts on any machine; a host may die, hang or join at any time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_MOVES = 3  # of an episode to other hosts; then it counts as lost
 
 @dataclass
 class Troubles:
-    """What broke and was mended. It is logged as it is noted here: in an actor into Ray's files, else for people.
+    """Log of failures that were mended; in an actor into Ray's files, else for people.
 
     Attributes:
         lines: what happened, for people. num_hosts: hosts that were replaced. num_moved: episodes brought to another.

@@ -1,4 +1,4 @@
-"""The trained weights on their way to the workers: packed in shards, each an object of Ray's store."""
+"""Broadcast of trained weights to the workers, in shards, each an object of Ray's store."""
 
 from __future__ import annotations
 

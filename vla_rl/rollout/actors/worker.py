@@ -1,4 +1,4 @@
-"""Actors that hold the policy and run episodes at their hosts: in step with one another, or each on its own."""
+"""Actors that hold the policy and run episodes at their hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank policies without a robot: by their success in imagination, and how far that order can be believed.
+"""Ranking of policies by their success in imagination, and its reliability.
 
     vla-rl world-model rank tabletop_imagination runs/fit/world_model --policy A --policy B ... --output ranking.json
 

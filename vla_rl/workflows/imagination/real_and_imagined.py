@@ -1,4 +1,4 @@
-"""A policy from the same initial states in the real environment and in imagination, pair by pair."""
+"""Paired real and imagined episodes of a policy from the same initial states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which trust figure predicts what RL gains? RL in world models of graded quality, against each figure.
+"""Study of which trust figure predicts the gain of RL, in world models of graded quality.
 
     vla-rl world-model study tabletop_imagination --world-model A --world-model B ... --task push_to_zone --task stack
 

@@ -1,4 +1,4 @@
-"""What a loop is refused for before any real episode: what its rounds would find out only after all of them."""
+"""Checks of a closed loop before any real episode: what its rounds would find out only at their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from world_model.fit.posterior import check_members
 from world_model.imagination.reward import check_depth
 from world_model.interfaces import DynamicsConfig
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
-from world_model.model.lacking import FEW_MEMBERS
+from world_model.model.missing_parts import FEW_MEMBERS
 
 
 def check_loop(recipe: LoopRecipe) -> None:

@@ -1,4 +1,4 @@
-"""The outer loop: real episodes, a world model fitted on them, its trust, RL in imagination, the truth. On one screen.
+"""The closed loop on one screen: real episodes, world model, trust, RL in imagination, evaluation.
 
     vla-rl loop tabletop_closed_loop
 

@@ -1,4 +1,4 @@
-"""What the outer loop is set against: negative controls beside RL, and RL in the real simulator at the end."""
+"""Controls of the closed loop: negative controls of its RL, and RL in the real simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds of the outer loop: where each keeps what, how many real episodes they take, and the table of rounds.
+"""Rounds of the closed loop: their folders, real episodes, and the table of them.
 
 Real episodes are counted from what a round left behind, not added up while it runs: so each counts once, however often
 the loop was stopped. Those that a kill lost, and that were run again, count once as well.
@@ -15,7 +15,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
+from vla_rl.evaluation.gate import CHECKED, REFERENCE, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.training.config import TrainConfig
@@ -57,7 +57,7 @@ class Round:
     def is_where_it_began(self) -> bool:
         """The gate sent RL all the way back: the round ended with the policy that it began with."""
         checks = gate_checks(self)
-        return bool(checks) and checks[-1].rolled_back and checks[-1].mark == 0
+        return bool(checks) and checks[-1].rolled_back and checks[-1].reference == 0
 
     @property
     def world_model(self) -> Path:
@@ -75,9 +75,9 @@ class Round:
 
     @property
     def gate_episodes(self) -> list[Path]:
-        """Real episodes of the gate's checks, in order: the checked policy's and the mark's, a dataset each."""
+        """Real episodes of the gate's checks, in order: of the checked and the reference policy, a dataset each."""
         checks = sorted(RunFolder(self.run).gate_episodes.glob("iteration_*"))
-        datasets = [check / name for check in checks for name in (CHECKED, MARK)]
+        datasets = [check / name for check in checks for name in (CHECKED, REFERENCE)]
         return [dataset for dataset in datasets if dataset.is_dir()]
 
     @property
@@ -118,7 +118,7 @@ def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tup
     """Datasets that the fit of round `number`, from 0, learns from, with their weights; the newest rollouts are last.
 
     What judged earlier rounds teaches too, except what chooses this fit's threshold (`calibrates`). What judges this
-    round does not. A round's weight, `old_weight` to the power of its age, is dealt to its datasets by their episodes.
+    round does not. A round's weight, `old_weight` to the power of its age, is split over its datasets by episodes.
     """
     choosing, datasets, weights = calibrates(rounds, number), [], []
     for age, done in zip(range(number, -1, -1), rounds, strict=False):

@@ -1,4 +1,4 @@
-"""What `vla-rl plan` does: costs from where they are, placements played through, a table, JSON and a page."""
+"""`vla-rl plan`: costs, simulated placements, a table, JSON and a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each stage of a run costs, where each figure comes from, and the file that keeps them. Imports no torch."""
+"""Costs of each stage of a run with their sources, and the file that keeps them. Imports no torch."""
 
 from __future__ import annotations
 

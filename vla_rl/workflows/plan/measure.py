@@ -1,4 +1,4 @@
-"""What the stages of a recipe cost on this machine: some of its episodes, batches of its policy, and an update."""
+"""Measurement of a recipe's costs on this machine: episodes, policy batches, and an update."""
 
 from __future__ import annotations
 

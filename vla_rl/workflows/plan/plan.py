@@ -1,4 +1,4 @@
-"""Which placements there are, what each gives, where the bottleneck goes, and what all this rests on."""
+"""Plan of a run: possible placements, the throughput of each, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_IN_IT = (
 
 @dataclass(frozen=True)
 class Machines:
-    """What there is to place a run on.
+    """Machines to place a run on.
 
     Attributes:
         gpus: in all. envs, workers: per GPU that rolls out. staleness: of asynchronous runs.

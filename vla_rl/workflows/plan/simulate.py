@@ -1,4 +1,4 @@
-"""A run played through: rollouts in lockstep, in halves, or apart from training, as events in time. Numpy only.
+"""Event simulation of a run: rollouts in lockstep, in halves, or asynchronous. Numpy only.
 
 The synchronous rollout follows `EpisodeRunner` and `HalvesRunner` step by step. The asynchronous one has GPUs that
 act for whoever waits, processes that step what they are asked for in turns, as `AheadWorker` and its hosts do, and a
@@ -23,7 +23,7 @@ Mode = Literal["synchronous", "halves", "asynchronous"]
 
 @dataclass(frozen=True)
 class Work:
-    """What an iteration is: groups of episodes, cut into minibatches of decisions, `epochs` times."""
+    """Work of an iteration: groups of episodes, cut into minibatches of decisions, `epochs` times."""
 
     groups: int
     group_size: int
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who does what.
+    """Placement of a run's stages on machines.
 
     Attributes:
         gpus: in all. envs: per GPU that rolls out. workers: processes that step them, of the same; 0: none but
@@ -88,7 +88,7 @@ class Outcome:
 
 
 class Dice:
-    """Draws from costs' samples."""
+    """Sampler of costs."""
 
     def __init__(self, costs: Costs, seed: int):
         self.costs, self._rng = costs, np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def roll_out(costs: Costs, episodes: int, placement: Placement, dice: Dice) -> R
     held = [len(part) for part in parts]
 
     def step_all(stage: str, which: Iterable[int]) -> float:
-        """Give each process its environments, dealt in turn; when the last of them is done."""
+        """Give each process its environments, in turn; when the last of them is done."""
         end = done.seconds
         for env in which:
             took, worker = dice.draw(stage), env % workers
@@ -164,7 +164,7 @@ def learning_seconds(
     """Return seconds of an update, and how many of these a GPU computes, on average.
 
     Args:
-        decisions: of each process that rolled out: old log-probabilities are each one's own, minibatches are dealt.
+        decisions: of each process that rolled out: old log-probabilities are each one's own, minibatches are sharded.
     """
     own = [costs.active * count for count in decisions]
     before = [_in_parts(count, work.micro_batch_size, costs, "forward") if work.recomputes else 0.0 for count in own]

@@ -1,4 +1,4 @@
-"""Does imagination follow the actions? Other actions to feed, and a network that reads actions off frames."""
+"""Action following: responses to other actions, and an inverse dynamics on imagined frames."""
 
 from __future__ import annotations
 

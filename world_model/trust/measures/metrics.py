@@ -1,4 +1,4 @@
-"""How near imagined images are to real ones, frame by frame: PSNR, SSIM, and curves over the frames of an episode."""
+"""Image metrics frame by frame: PSNR, SSIM, and curves over an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far objects are from where they really were, where the held-out episodes recorded it (collect.objects).
+"""Object pose errors, where the held-out episodes recorded poses (collect.objects).
 
 Two judges: the objects part, rolled from the first real frame with the logged actions; and the probe, which reads poses
 off frames, real or imagined. Errors are horizontal distances of slot 0, what is to be handled.

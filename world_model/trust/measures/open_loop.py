@@ -1,4 +1,4 @@
-"""Held-out episodes imagined from their first frame, open loop, with the logged actions or with others.
+"""Open-loop replay of held-out episodes, with the logged actions or with others.
 
 Frames are numbered from 1 here: frame 0 is real in both. Shape legend as in `world_model.trust.types`.
 """

@@ -1,4 +1,4 @@
-"""Outcomes: do policies do in imagination as in reality, by rates and ranks, and how far does imagination hold?
+"""Outcome agreement of policies between imagination and reality: rates, ranks, and the trust horizon.
 
 An outcome is True for success. "Imagined" outcomes come from replaying logged actions, or from a policy that acts in
 the world model; both are compared with the real outcome from the same initial state.

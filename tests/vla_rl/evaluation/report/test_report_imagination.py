@@ -78,7 +78,7 @@ def test_the_gates_checks_are_told(imagined):
     )  # fmt: skip
     pooled = Pooled(num_checks=1, gained=9, lost=1, num_pairs=20, better=31, worse=0.1, needed=20)
     outcome = {"imagined": 0.8, "verdict": "better", "rolled_back": False}
-    check = GateCheck.model_validate({"iteration": 8, "mark": 0, "comparison": found, "pooled": pooled} | outcome)
+    check = GateCheck.model_validate({"iteration": 8, "reference": 0, "comparison": found, "pooled": pooled} | outcome)
     (imagined / "gate.json").write_text(
         json.dumps({"power": "what it can tell", "checks": [check.model_dump(mode="json")]})
     )

@@ -39,15 +39,15 @@ def collected(folder: Path, **episodes: int) -> Round:
     return Round(folder)
 
 
-def checked(done: Round, mark: int, rolled_back: bool) -> None:
+def checked(done: Round, reference: int, rolled_back: bool) -> None:
     """The round's gate has made one check."""
     counts = {"gained": 0, "lost": 9, "tied": 1, "num_pairs": 10, "max_pairs": 10, "num_lost_pairs": 0}
     counts |= {"num_episodes": 20, "rate_a": 0.9, "rate_b": 0, "interval": [-1, 0], "p_value": 0, "alpha": 0.05}
-    check = {"iteration": 4, "mark": mark, "comparison": counts | {"decision": "worse"}, "imagined": 0.5}
+    check = {"iteration": 4, "reference": reference, "comparison": counts | {"decision": "worse"}, "imagined": 0.5}
     done.run.mkdir(parents=True)
     pooled = {"num_checks": 1, "gained": 0, "lost": 9, "num_pairs": 10, "better": 0.1, "worse": 90, "needed": 20}
     found = check | {"pooled": pooled, "verdict": "worse", "rolled_back": rolled_back}
-    (done.run / "gate.json").write_text(json.dumps({"mark": mark, "checks": [found]}))
+    (done.run / "gate.json").write_text(json.dumps({"reference": reference, "checks": [found]}))
 
 
 def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
@@ -59,7 +59,7 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
     assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
     assert weights == [0.25 / 4, 0.75 / 4, 0.5 / 4, 1.5 / 4, 1.0], "a round's weight, dealt by episodes"
     assert first.newest_episodes is None
-    checks = [f"train/gate_episodes/iteration_{n:05d}/{name}" for n in (10, 20) for name in ("checked", "mark")]
+    checks = [f"train/gate_episodes/iteration_{n:05d}/{name}" for n in (10, 20) for name in ("checked", "reference")]
     collected(first.folder, **dict.fromkeys(checks, 10))
     assert first.newest_episodes == first.folder / "train/gate_episodes/iteration_00020/checked"
     assert first.calibrating == [first.held_out, *(first.folder / checks[number] for number in (0, 1, 3))]
@@ -98,14 +98,14 @@ def test_no_two_rounds_imagine_from_the_same_initial_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mark", "rolled_back", "kept_is_known"), [(0, True, True), (2, True, False), (0, False, False)]
+    ("reference", "rolled_back", "kept_is_known"), [(0, True, True), (2, True, False), (0, False, False)]
 )
 def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_from(
-    tmp_path, mark, rolled_back, kept_is_known
+    tmp_path, reference, rolled_back, kept_is_known
 ):
     """Not on the rejected policy's, whose rollouts are the newest; nor are those episodes learned from then."""
     rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
-    checked(rounds[0], mark, rolled_back)
+    checked(rounds[0], reference, rolled_back)
     first, second, third = rounds
     assert calibrates(rounds, 0) == []
     assert calibrates(rounds, 1) == ([first.held_out] if kept_is_known else [])

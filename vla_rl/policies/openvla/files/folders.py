@@ -1,4 +1,4 @@
-"""OpenVLA policies in folders, of three kinds, told apart by their files.
+"""Folders of OpenVLA policies: published, saved here, or adapters alone, told apart by their files.
 
 - ours: config.json with a `kind`, model.safetensors, tokenizer.json (a policy trained from scratch);
 - the published layout (`openvla_layout.py`), read from a download and written back as it was, with

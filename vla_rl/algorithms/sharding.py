@@ -1,9 +1,9 @@
-"""A minibatch's decisions dealt evenly over processes: who has more than an even part sends the rest to who has less.
+"""Sharding of a minibatch over processes, in even parts: who holds more than its part sends the rest to others.
 
 Episodes differ in length, and groups that teach nothing fall out, so that processes hold unequal parts of a minibatch;
-all would wait for the largest. Everyone knows the pool, so all work out the same deal and only decisions travel, with
-what the policy prepared of their pixels. Minibatches, weights and sums are those of one process: no result depends on
-who computed what.
+all would wait for the largest. Everyone knows the pool, so all work out the same shards, and only decisions travel,
+with what the policy prepared of their pixels. Minibatches, weights and sums are those of one process: no result
+depends on who computed what.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vla_rl.types import ActionChunk, Observation
 Part = tuple[dict[str, np.ndarray], Observation]  # A batch's arrays by name, with a row for each decision.
 
 
-def deal(
+def shard(
     policy: Policy, batch: Batch, pool: Pool, rows: np.ndarray, used: np.ndarray, world: ProcessGroup
 ) -> tuple[np.ndarray, Batch, np.ndarray]:
     """Return what this process computes of a minibatch; called by all together.

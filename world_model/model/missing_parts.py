@@ -1,4 +1,4 @@
-"""What a world model says where it is asked for a part that it does not have."""
+"""Messages for parts that a world model does not have."""
 
 NO_PROBABILITY = (
     "env.imagination.reward: got 'probability', but the world model has no calibrated probability of success: it was "

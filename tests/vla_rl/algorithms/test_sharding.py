@@ -1,4 +1,4 @@
-"""Decisions dealt evenly: what a process computes for another is what that one holds; parts differ by one at most."""
+"""Sharding in even parts: what a process computes for another is what that one holds; parts differ by one at most."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from toy_problem import ToyPolicy
 
 from vla_rl.algorithms.batch import Batch, Pool
-from vla_rl.algorithms.dealing import deal, even_workers
+from vla_rl.algorithms.sharding import even_workers, shard
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.methods.algo.dr_grpo import DRBatch
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
@@ -146,11 +146,11 @@ def test_every_decision_is_computed_once_as_its_process_holds_it_and_parts_are_e
     rows = rng.permutation(starts[-1])[: max(2, starts[-1] // 2)]
     used = np.flatnonzero(rng.random(len(rows)) < 0.9)
 
-    def dealt(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
-        return deal(POLICY, batches[world.rank], pooled(batches, world.rank), rows, used, world)
+    def sharded(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
+        return shard(POLICY, batches[world.rank], pooled(batches, world.rank), rows, used, world)
 
     with ThreadPoolExecutor(SIZE) as threads:
-        shares = list(threads.map(dealt, Threads.start(SIZE)))
+        shares = list(threads.map(sharded, Threads.start(SIZE)))
     assert sorted(np.concatenate([ours for ours, _, _ in shares]).tolist()) == used.tolist()
     counts = [len(ours) for ours, _, _ in shares]
     assert max(counts) - min(counts) <= 1
@@ -181,7 +181,7 @@ def test_an_even_minibatch_stays_where_it_is():
     batches = [batch, replace(batch)]
     world = ProcessGroup(1, 2)  # Its `exchange` would give the decisions to itself.
     rows = np.arange(2 * batch.size)
-    ours, held, where = deal(POLICY, batch, pooled(batches, 1), rows, rows, world)
+    ours, held, where = shard(POLICY, batch, pooled(batches, 1), rows, rows, world)
     assert held is batch and where.tolist() == list(range(batch.size))
     assert ours.tolist() == list(range(batch.size, 2 * batch.size))
 
@@ -195,10 +195,10 @@ def test_chunks_that_nobody_executed_are_known_as_such_elsewhere():
     nothing = DRBatch(**{f.name: getattr(make_batch(1, [], critic=False), f.name) for f in fields(Batch)})
     batches, rows = [dr, nothing], np.arange(made.size)
 
-    def dealt(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
-        return deal(POLICY, batches[world.rank], pooled(batches, world.rank), rows, rows, world)
+    def sharded(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
+        return shard(POLICY, batches[world.rank], pooled(batches, world.rank), rows, rows, world)
 
     with ThreadPoolExecutor(2) as threads:
-        for ours, held, where in threads.map(dealt, Threads.start(2)):
+        for ours, held, where in threads.map(sharded, Threads.start(2)):
             assert isinstance(held, DRBatch) and len(where) > 3
             assert held.is_added[where].tolist() == (ours >= half).tolist()
