@@ -192,6 +192,7 @@ class KeyframeSet(Config):
             "dataset": np.frombuffer(source.path.encode(), np.uint8),
             "content": np.frombuffer(source.content.encode(), np.uint8),
             "episode": np.array(keyframe.episode),
+            "start": np.frombuffer(keyframe.start.encode(), np.uint8),
         }
         return self._spec(keyframe, Keyframe(RECORDED, keyframe.task, keyframe.step, arrays))
 

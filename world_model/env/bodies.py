@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from vla_rl.data.keyframes import RECORDED
+from vla_rl.data.keyframes import RECORDED, KeyframeError, SimulatorStates
 from vla_rl.rollout.body import Body
 from vla_rl.types import EpisodeSpec, Keyframe
 from world_model.env.saved import KIND
@@ -22,26 +24,35 @@ class Bodies:
     def __init__(self, body: Body, world_model: WorldModel, num_envs: int) -> None:
         self._body, self._world_model = body, world_model
         self._now: list[Keyframe | None] = [None] * num_envs
+        self._states: dict[str, SimulatorStates] = {}  # By dataset.
 
     def begin(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Put the bodies of `ids` where their episodes begin.
 
         Raises:
             ValueError: a keyframe that does not say where the body is.
+            KeyframeError: of a recorded episode, beside which the simulator's state was not saved.
         """
-        imagined = {i: spec.keyframe for i, spec in zip(ids, specs, strict=True) if _is(spec, KIND)}
-        if any(_is(spec, RECORDED) for spec in specs):
-            raise ValueError(
-                "keyframe: is of a recorded episode, which holds what the policy sees of the robot and not its joints; "
-                "set env.body=learned, or begin at initial states alone (sampling.keyframe_share=0)"
-            )
-        real = [i for i in ids if i not in imagined]
-        begun = self._body.begin([spec for spec in specs if not _is(spec, KIND)])
-        for i, body in zip(real, begun, strict=True):
+        real = {i: self._in_the_simulator(spec) for i, spec in zip(ids, specs, strict=True) if not _is(spec, KIND)}
+        for i, body in zip(real, self._body.begin(list(real.values())), strict=True):
             self._now[i] = body
-        for i, keyframe in imagined.items():
-            assert keyframe is not None, "it has a kind"
-            self._now[i] = _saved(keyframe)
+        for i, spec in zip(ids, specs, strict=True):
+            if i not in real:
+                assert spec.keyframe is not None, "it has a kind"
+                self._now[i] = _saved(spec.keyframe)
+
+    def _in_the_simulator(self, spec: EpisodeSpec) -> EpisodeSpec:
+        """The same beginning, where it is a recorded episode's as the simulator was then."""
+        if not _is(spec, RECORDED):
+            return spec
+        assert spec.keyframe is not None, "it has a kind"
+        path, start = (spec.keyframe.arrays[name].tobytes().decode() for name in ("dataset", "start"))
+        try:
+            if path not in self._states:
+                self._states[path] = SimulatorStates(Path(path))
+            return replace(spec, keyframe=self._states[path].at(start, spec.keyframe.step))
+        except KeyframeError as error:
+            raise KeyframeError(f"env.body: got 'simulated', which needs the robot's joints: {error}") from None
 
     def step(self, ids: Sequence[int], actions: np.ndarray, planned: np.ndarray) -> torch.Tensor:
         """Move the bodies of `ids` by a chunk, float32 (B, H, A), of which `planned`, int64 (B,), are executed.

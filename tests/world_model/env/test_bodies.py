@@ -11,9 +11,10 @@ import pytest
 from toy import GAIN, ToyInitialFrames, push, start_position, through_a_file, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, build_component
-from vla_rl.data.keyframes import RECORDED
+from vla_rl.data.keyframes import RECORDED, STATES_FOLDER, KeyframeError, write_states
 from vla_rl.types import EpisodeSpec, Keyframe
 from world_model.config import ImaginationConfig
+from world_model.env.bodies import Bodies
 from world_model.env.env import WorldModelEnv
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125.
@@ -129,12 +130,26 @@ def test_an_episode_goes_on_from_its_keyframe_with_its_body() -> None:
 def test_keyframes_that_do_not_say_where_the_body_is_are_refused() -> None:
     learned = toy_env(1)
     learned.reset([SPEC])
-    recorded = Keyframe(RECORDED, "reach", 4, {})
     env = env_with(HalfBody(), 1)
     with pytest.raises(ValueError, match=r"saved with env\.body=learned"):
         env.reset([replace(SPEC, keyframe=learned.save_state()[0])])
-    with pytest.raises(ValueError, match=r"recorded episode.*not its joints.*sampling\.keyframe_share=0"):
-        env.reset([replace(SPEC, keyframe=recorded)])
+
+
+def test_at_a_recorded_moment_the_body_is_where_the_simulator_was(tmp_path: Path) -> None:
+    start = "reach/train/7"
+    states = [Keyframe("toy", "reach", step, {"position": np.array(step / 4)}) for step in (4, 8)]
+    (tmp_path / STATES_FOLDER).mkdir()
+    write_states(tmp_path / STATES_FOLDER / "0.safetensors", {start: states})
+    arrays = {"dataset": str(tmp_path), "start": start}
+    moments = [
+        Keyframe(RECORDED, "reach", step, {name: np.frombuffer(x.encode(), np.uint8) for name, x in arrays.items()})
+        for step in (8, 12)
+    ]
+    bodies = Bodies(HalfBody(), toy_world_model(), 2)
+    bodies.begin([1, 0], [replace(SPEC, keyframe=moments[0]), SPEC])
+    assert [float(bodies.arrays(i)["body.at"]) for i in (0, 1)] == [112.5, 200]
+    with pytest.raises(KeyframeError, match=r"env\.body.*joints: .*no simulator state at step 12.*collect\.keyframes"):
+        bodies.begin([0], [replace(SPEC, keyframe=moments[1])])
 
 
 def test_the_body_is_closed_with_the_environment() -> None:
