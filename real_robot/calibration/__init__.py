@@ -1,0 +1,1 @@
+"""Camera calibration (intrinsics, hand-eye) and the workspace box."""

@@ -1,0 +1,1 @@
+"""A robot's contract, one YAML file: its topics, limits, model, execution and teleoperation."""

@@ -1,0 +1,1 @@
+"""The operator: devices, console, interventions, recordings."""

@@ -1,0 +1,1 @@
+"""The policy server and its client: openpi's protocol over WebSocket."""

@@ -1,0 +1,1 @@
+"""Offscreen rendering: the GL context, the devices, and segmentation."""

@@ -1,0 +1,1 @@
+"""N environments as one `VecEnv`, in this process or in others."""

@@ -1,0 +1,1 @@
+"""RL algorithms: advantages, losses, the learner."""

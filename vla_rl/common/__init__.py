@@ -1,0 +1,1 @@
+"""Helpers without a topic of their own: atomic writes, progress, timing, precision, a run's folder."""

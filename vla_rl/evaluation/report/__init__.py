@@ -1,0 +1,1 @@
+"""Self-contained pages about a run: charts, videos, imagination."""

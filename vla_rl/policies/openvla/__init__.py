@@ -1,0 +1,1 @@
+"""OpenVLA and OpenVLA-OFT: the network, its inputs, its published folders."""

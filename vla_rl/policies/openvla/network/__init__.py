@@ -1,0 +1,1 @@
+"""The OpenVLA network: vision towers, Llama, action heads."""

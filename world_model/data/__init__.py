@@ -1,0 +1,1 @@
+"""Recorded episodes as frames, latents and clips; styles; where imagined episodes begin."""

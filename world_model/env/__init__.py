@@ -1,0 +1,1 @@
+"""The world model as an environment, and planning in it."""

@@ -1,0 +1,1 @@
+"""Fitting a world model to recorded episodes, in resumable stages."""

@@ -1,0 +1,1 @@
+"""The trust page and its charts."""
