@@ -26,16 +26,17 @@ def motion(seed: int, joints: int, grippers: Sequence[int]) -> tuple[np.ndarray,
         state[step] = now
         action[step] = now + np.clip(goal - now, -0.02, 0.02)
         action[step, list(grippers)] = 1.0 if step > length - 8 else -1.0
-        now = now + 0.8 * (action[step] - now)
-    return state.astype(np.float32), action.astype(np.float32), np.stack([picture(place, now[0]) for now in state])
+        now = np.where(np.abs(action[step] - now) < 0.01, action[step], now + 0.8 * (action[step] - now))
+    return state.astype(np.float32), action.astype(np.float32), np.stack([picture(place, now) for now in state])
 
 
-def picture(place: float, joint: float) -> np.ndarray:
+def picture(place: float, joints: np.ndarray) -> np.ndarray:
     """A bar where the arm is to go, and the arm."""
     image = np.full((SIZE, SIZE, 3), 60, np.uint8)
-    for value, color, rows in ((place, (230, 200, 40), slice(0, 24)), (joint, (40, 120, 240), slice(24, 48))):
+    for value, color, rows in ((place, (230, 200, 40), slice(0, 24)), (joints[0], (40, 120, 240), slice(24, 48))):
         column = int((value + 1) / 2 * (SIZE - 6))
         image[rows, column : column + 6] = color
+    image[-6:] = 128 + 100 * np.sin(60 * joints.sum())  # So that each small move shows.
     return image
 
 

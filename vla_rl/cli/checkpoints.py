@@ -14,6 +14,9 @@ from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
+from vla_rl.data.dataset_check import is_dataset
+from vla_rl.data.hub import on_hub
+from vla_rl.evaluation.dataset_page import write_dataset_page
 from vla_rl.evaluation.foreign import file_of
 from vla_rl.evaluation.report.report import write_evaluation_report, write_report
 from vla_rl.evaluation.report.status import status_lines
@@ -95,7 +98,7 @@ def report(
         Path,
         typer.Argument(
             metavar="FOLDER | FILE",
-            help="A run's folder, also while it goes on; an evaluation's file; or a hub's --log.",
+            help="A run's folder, also while it goes on; an evaluation's file; a dataset; or a hub's --log.",
         ),
     ],
     title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
@@ -105,6 +108,7 @@ def report(
 ) -> None:
     """Write a run's report.html anew: during the run, after it, or of one that was stopped.
 
+    Of a dataset: frames, videos, lengths, the range of each action, and what `doctor --dataset` finds.
     Of an evaluation's file, ours or one that `vla-rl compare` reads of another program, the page is written beside it.
     Of a hub's log, say the person's share of time, the requests and the waiting times.
     """
@@ -114,8 +118,12 @@ def report(
             lines = shares(read_log(path)).lines()
         except ConfigError:  # It is no hub's.
             lines = [f"report: {write_evaluation_report(path, title)}"]
+    elif is_dataset(path) or (not path.exists() and on_hub(path)):
+        lines = [f"report: {write_dataset_page(path)}"]
     elif not run.exists:
-        raise ConfigError(f"{path}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
+        raise ConfigError(
+            f"{path}: holds no run (no config.yaml) and no dataset; name the folder that the run printed after `run:`"
+        )
     elif status:
         lines = status_lines(run)
     else:

@@ -6,7 +6,7 @@ Each check looks at the recorded numbers or pictures alone; none knows the robot
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,11 @@ class Recorded:
     """A dataset's numbers and small pictures, N frames of E episodes.
 
     Attributes:
-        state: float32 (N, S). actions: float32 (N, A). time: float64 (N,), seconds.
-        starts, lengths: int64 (E,). instruction: E texts.
+        state: float32 (N, S). actions: float32 (N, A). time: float64 (N,), seconds. starts, lengths: int64 (E,).
+        instruction: E texts.
         first, last: float32 (E, P), each episode's first and last frame, all cameras, small, in [0, 1].
         brightness: float32 (N, cameras, 3), mean color in [0, 1]. still: bool (N, cameras): as the picture before.
-        observed_every: control steps from one picture to the next. name: the dataset's own.
-        action_names, grippers: see `LeRobotSource`.
+        observed_every: control steps from one picture to the next. name, action_names, grippers: the dataset's own.
     """
 
     path: Path
@@ -106,19 +105,22 @@ def check_recorded(data: Recorded) -> list[Check]:
     ]
 
 
-def read(path: Path) -> Recorded:
+def read(path: Path, watch: Callable[[str, int, np.ndarray], None] = lambda *_: None) -> Recorded:
     """Read a LeRobotDataset v3; decodes each picture once.
+
+    Args:
+        watch: shown them: a camera, the first one's row, and uint8 (n, height, width, 3).
 
     Raises:
         DatasetError: missing, of another format, or damaged.
     """
     source = LeRobotSource(path)
     columns = [ACTION, "task_index", "timestamp", *([STATE] if source.state_dim else [])]
-    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    columns_of: dict[str, list[np.ndarray]] = defaultdict(list)
     for table in source.batches(columns):
         for name in columns:
-            parts[name].append(np.asarray(table.column(name).to_pylist(), np.float64))
-    values = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+            columns_of[name].append(np.asarray(table.column(name).to_pylist(), np.float64))
+    values = {name: np.concatenate(arrays) for name, arrays in columns_of.items()}
     num_frames = source.num_frames
     if len(values[ACTION]) != num_frames:
         raise DatasetError(f"{path}: {len(values[ACTION])} frames, its episodes say {num_frames}; copy it again")
@@ -128,7 +130,11 @@ def read(path: Path) -> Recorded:
     still = np.zeros((num_frames, len(source.cameras)), bool)
     first, last = [], []
     for number, camera in enumerate(source.cameras):
-        small = np.concatenate([_small(images) for images in source.images(camera, None)])
+        parts: list[np.ndarray] = []
+        for images in source.images(camera, None):
+            watch(camera, sum(map(len, parts)), images)
+            parts.append(_small(images))
+        small = np.concatenate(parts)
         brightness[:, number] = small.mean((1, 2))
         still[1:, number] = (small[1:] == small[:-1]).all((1, 2, 3))
         first.append(small[starts].reshape(len(starts), -1))
@@ -160,10 +166,8 @@ def read(path: Path) -> Recorded:
 
 def _small(images: np.ndarray) -> np.ndarray:
     """uint8 (n, height, width, 3) as float32 (n, THUMBNAIL, THUMBNAIL, 3) in [0, 1], averaged over areas."""
-    size = (THUMBNAIL, THUMBNAIL)
-    return (
-        np.stack([cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in images]).astype(np.float32) / 255
-    )
+    small = [cv2.resize(image, (THUMBNAIL, THUMBNAIL), interpolation=cv2.INTER_AREA) for image in images]
+    return np.stack(small).astype(np.float32) / 255
 
 
 # --- the numbers ---------------------------------------------------------------------------------
