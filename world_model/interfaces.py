@@ -59,7 +59,7 @@ class DynamicsConfig(Config):
     For a dynamics of your own extend it, implement `build`, and name it in a recipe as "package.module:Class".
 
     Attributes:
-        learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
+        learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.clip_source` needs.
         can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
         can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
     """

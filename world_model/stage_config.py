@@ -78,23 +78,6 @@ class PosteriorStageConfig(PosteriorConfig, StageConfig):
         return self
 
 
-class BootstrapConfig(Config):
-    """Dynamic latent bootstrapping: the dynamics' own frames as context (see world_model/fit/latent_bootstrap.py)."""
-
-    share: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Of the clips, at the end; 0: none, no bootstrapping. Measured, it made imagination worse, most "
-        "far from a real frame (docs/results_world_model.md): leave it at 0.",
-    )
-    start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
-    ramp: float = Field(default=0.5, gt=0, le=1, description="Share of the updates over which it rises.")
-    refresh_every: PositiveInt = Field(default=100, description="Updates after which the cache is imagined anew.")
-    episodes: PositiveInt = Field(default=64, description="Imagined at each refresh, at most.")
-    max_frames: PositiveInt = Field(default=4096, description="Kept in the cache, at most.")
-
-
 class StyleConfig(Config):
     """Training clips in other styles, guided by segmentation (see docs/style_robust.md)."""
 

@@ -40,7 +40,7 @@ class DriftDynamics(
 
     def loss(self, clip, generator, seen=None):
         if seen is not None:
-            raise ValueError("world_model.bootstrap.share: not for DriftDynamics; set it to 0")
+            raise ValueError("world_model.clip_source: not for DriftDynamics; set it to null")
         latents, states = self.drift(clip.actions.at(slice(1, None)))
         errors = (latents - clip.frames.latents.diff(dim=1)).square().flatten(2).mean(2)
         errors = errors + (states - clip.frames.states.diff(dim=1)).square().mean(2)

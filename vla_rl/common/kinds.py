@@ -57,6 +57,7 @@ KINDS: dict[str, dict[str, str]] = {
         "transformer": "world_model.model.dynamics:TransformerConfig",
         "wan": "world_model.model.wan:WanConfig",
     },
+    "clip_source": {},
     "values": {
         "world_model": "world_model.env.action_values:WorldModelValuesConfig",
     },
@@ -104,6 +105,7 @@ BASES: dict[str, str] = {
     "rollout": "vla_rl.rollout.source:RolloutConfig",
     "transport": "real_robot.transports.base:TransportConfig",
     "dynamics": "world_model.interfaces:DynamicsConfig",
+    "clip_source": "world_model.data.clip_source:ClipSourceConfig",
 }
 
 
@@ -125,4 +127,5 @@ SECTION_OF = {
     "algo.values": "values",
     "offline.algo": "algo",
     "world_model.model.dynamics": "dynamics",
+    "world_model.clip_source": "clip_source",
 }

@@ -55,6 +55,8 @@ def _schema_of(run: str, definitions: dict[str, Any]) -> dict[str, Any]:
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
     for branch in properties.get("algo", {}).get("oneOf", ()):
         _describe_inner(branch, "values", "values", definitions)
+    for branch in properties.get("world_model", {}).get("oneOf", ()):
+        _describe_inner(branch, "clip_source", "clip_source", definitions)
     if "WorldModelConfig" in definitions:
         _describe_dynamics(definitions)
     properties["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}

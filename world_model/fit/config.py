@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, component
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
 from vla_rl.training.config import OptimConfig
 from world_model.config import KeyframeConfig, WorldModelConfig
+from world_model.data.clip_source import ClipSourceConfig
 from world_model.model.dynamics import TransformerConfig
 from world_model.model.wan import WanConfig
 from world_model.stage_config import (
-    BootstrapConfig,
     DistillationConfig,
     ObjectsStageConfig,
     PosteriorStageConfig,
@@ -108,8 +108,8 @@ class FitConfig(WorldModelFitConfig):
         description="The inverse dynamics, which reads actions off pairs of frames for env.imagination.action_penalty; "
         "it learns from the real frames of `datasets`. 0 steps: the world model has none, or keeps that of start_from.",
     )
-    bootstrap: BootstrapConfig = Field(
-        default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
+    clip_source: Annotated[SerializeAsAny[ClipSourceConfig] | None, component("clip_source")] = Field(
+        default=None, description="What the dynamics learns from, chosen by kind; null: clips of real frames."
     )
     style: StyleConfig = Field(
         default_factory=StyleConfig,
@@ -145,12 +145,8 @@ class FitConfig(WorldModelFitConfig):
 
     @model_validator(mode="after")
     def _resumes_exactly(self) -> FitConfig:
-        every = self.bootstrap.refresh_every
-        if self.bootstrap.share and self.save_every % every:
-            raise ConfigError(
-                f"world_model.bootstrap.refresh_every: got {every}, must divide save_every ({self.save_every}), or a "
-                "stopped fit would not go on as it was"
-            )
+        if self.clip_source is not None:
+            self.clip_source.check(self.save_every)
         return self
 
     @model_validator(mode="after")

@@ -45,7 +45,6 @@ from world_model.fit.data import FitData, content_keys
 from world_model.fit.distillation import Distillation, check_distillation
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
-from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
@@ -244,14 +243,17 @@ class _Fit:
         stage = self.config.dynamics
         if not stage.steps:
             return
-        if self.config.bootstrap.share and not self.model.dynamics.learns_from_own_frames:
-            kind = self.model.dynamics.kind
-            raise ConfigError(f"world_model.bootstrap.share: not for dynamics of kind {kind}; set it to 0")
+        section, kind = self.config.clip_source, self.model.dynamics.kind
+        if section is not None and not self.model.dynamics.learns_from_own_frames:
+            raise ConfigError(f"world_model.clip_source: not for dynamics of kind {kind}; set it to null")
         clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
-        bootstrap = LatentBootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
+        source = None if section is None else section.build(clips, network, stage.steps, self.seed, device)
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            clip, context = bootstrap.batch(stage.batch_size, step)
+            if source is None:
+                clip, context = clips.batch(stage.batch_size, self.seed, step), None
+            else:
+                clip, context = source.batch(stage.batch_size, step)
             if context is None:
                 return network.loss(clip.to(device), _generator(self.seed, step))
             context = Frames(context.latents.to(device), context.states.to(device))

@@ -171,7 +171,7 @@ class WanDynamics(Dynamics[WanConfig]):
             ValueError: `seen` is given.
         """
         if seen is not None:
-            raise ValueError("world_model.bootstrap.share: not for dynamics of kind wan; set it to 0")
+            raise ValueError("world_model.clip_source: not for dynamics of kind wan; set it to null")
         clean, device = clip.frames, clip.valid.device
         levels, counted = self._drawn_levels(clip, generator)
         noise = Frames(*(torch.randn(x.shape, generator=generator).to(device) for x in (clean.latents, clean.states)))

@@ -15,11 +15,10 @@ from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
-from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.metadata import WorldModelMetadata
+from world_model.methods.clip_source.latent_bootstrap import BootstrapConfig, LatentBootstrap
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
-from world_model.stage_config import BootstrapConfig
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +107,8 @@ def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
 
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch) -> None:
     stage = {"steps": 5, "batch_size": 4, "optim": {"warmup_steps": 1}}
-    bootstrap = {"share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
-    options = config(episodes, dynamics=stage, bootstrap=bootstrap)
+    bootstrap = {"kind": "latent_bootstrap", "share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
+    options = config(episodes, dynamics=stage, clip_source=bootstrap)
     whole = fit(options, ENV.env_spec(), tmp_path / "whole", seed=1)
     plain = fit(config(episodes, dynamics=stage), ENV.env_spec(), tmp_path / "plain", seed=1)
     assert weights(whole)["dynamics.safetensors"] != weights(plain)["dynamics.safetensors"]
@@ -122,4 +121,4 @@ def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatc
 
 def test_what_could_not_resume_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"refresh_every: got 3, must divide save_every \(200\)"):
-        validate(FitConfig, {"bootstrap": {"share": 0.5, "refresh_every": 3}})
+        validate(FitConfig, {"clip_source": {"kind": "latent_bootstrap", "refresh_every": 3}})

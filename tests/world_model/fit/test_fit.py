@@ -320,8 +320,9 @@ def test_a_dynamics_from_outside_is_fitted_saved_and_loaded(episodes, tmp_path):
     dynamics = {"kind": "my_dynamics:DriftConfig", "spread": 0.1}
     world_model = load_world_model(fit(config(episodes, model=MODEL | {"dynamics": dynamics}), SPEC, tmp_path / "run"))
     assert world_model.config.dynamics.kind == dynamics["kind"]
-    with pytest.raises(ConfigError, match=r"bootstrap\.share: not for dynamics of kind my_dynamics"):
-        options = config(episodes, model=MODEL | {"dynamics": dynamics}, bootstrap={"share": 0.5, "refresh_every": 2})
+    with pytest.raises(ConfigError, match=r"clip_source: not for dynamics of kind my_dynamics"):
+        own_frames = {"kind": "latent_bootstrap", "refresh_every": 2}
+        options = config(episodes, model=MODEL | {"dynamics": dynamics}, clip_source=own_frames)
         fit(options, SPEC, tmp_path / "other")
 
 

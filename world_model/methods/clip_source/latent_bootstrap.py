@@ -9,18 +9,47 @@ The paper does not publish its schedule and refresh rule; these are ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 
+from vla_rl.config import ConfigError
+from world_model.data.clip_source import ClipSourceConfig
 from world_model.data.clips import ClipDataset
 from world_model.interfaces import Dynamics
 from world_model.noise import NoiseStream
-from world_model.stage_config import BootstrapConfig
 from world_model.types import Clip, Frames
 
 EPISODES_AT_ONCE = 32
 _EPISODES, _CLIPS = 3, 4  # Streams of random numbers.
+
+
+class BootstrapConfig(ClipSourceConfig):
+    """Dynamic latent bootstrapping: the dynamics' own frames as context. Measured, it made imagination worse."""
+
+    kind: Literal["latent_bootstrap"] = "latent_bootstrap"
+    share: float = Field(default=0.5, ge=0, le=1, description="Of the clips, at the end.")
+    start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
+    ramp: float = Field(default=0.5, gt=0, le=1, description="Share of the updates over which it rises.")
+    refresh_every: PositiveInt = Field(default=100, description="Updates after which the cache is imagined anew.")
+    episodes: PositiveInt = Field(default=64, description="Imagined at each refresh, at most.")
+    max_frames: PositiveInt = Field(default=4096, description="Kept in the cache, at most.")
+
+    def check(self, save_every: int) -> None:
+        """See `ClipSourceConfig.check`: the cache is made anew where a fit may resume."""
+        if save_every % self.refresh_every:
+            raise ConfigError(
+                f"world_model.clip_source.refresh_every: got {self.refresh_every}, must divide save_every "
+                f"({save_every}), or a stopped fit would not go on as it was"
+            )
+
+    def build(
+        self, clips: ClipDataset, dynamics: Dynamics, num_steps: int, seed: int, device: torch.device | str
+    ) -> LatentBootstrap:
+        """See `ClipSourceConfig.build`."""
+        return LatentBootstrap(self, clips, dynamics, num_steps, seed, device)
 
 
 @dataclass(frozen=True)
@@ -134,3 +163,6 @@ class LatentBootstrap:
             number = torch.from_numpy(frame[row] - frames.starts[episode])
             latents[row], states[row] = found.latents[number].float(), found.states[number]
         return Frames(latents, states)
+
+
+METHOD = BootstrapConfig
