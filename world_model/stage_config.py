@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.training.config import OptimConfig, TrainerConfig
@@ -49,10 +49,6 @@ class ObjectsStageConfig(StageConfig):
         description="Half of the episodes are seen in a mirror at the plane y = 0; only where the robot is symmetrical "
         "about it, and no instruction says left or right.",
     )
-    position_noise: NonNegativeFloat = Field(
-        default=0.002, description="On the poses that episodes are rolled from, as the probe errs, meters."
-    )
-    yaw_noise: NonNegativeFloat = Field(default=0.06, description="The same on their turns, radians.")
 
 
 class PosteriorStageConfig(PosteriorConfig, StageConfig):

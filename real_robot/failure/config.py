@@ -53,8 +53,6 @@ class FloatConfig(ScoreConfig):
 
     regularization: PositiveFloat = Field(default=0.1, description="Entropy of the transport plan.")
     num_candidates: PositiveInt = Field(default=50, description="K, demonstrations kept after the first embedding.")
-    max_demonstrations: PositiveInt = Field(default=300, description="How many successes are kept to compare with.")
-    max_iterations: PositiveInt = Field(default=1000, description="Most iterations of Sinkhorn's algorithm.")
 
 
 class RNDConfig(ScoreConfig):

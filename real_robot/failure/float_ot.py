@@ -24,6 +24,8 @@ from real_robot.failure.scorer import Scorer, Standardizer, Tensors, WithPreviou
 from vla_rl.config import ConfigError
 from vla_rl.data.embeddings import EmbeddedEpisodes
 
+MAX_DEMONSTRATIONS = 300  # Successes that are kept to compare with.
+MAX_ITERATIONS = 1000  # Of Sinkhorn's algorithm.
 _LARGEST_EXPONENT = 200.0
 _TOLERANCE = 1e-4  # Of the plan's marginals.
 
@@ -54,7 +56,7 @@ class FloatOT(Scorer):
     @classmethod
     def fit(cls, config: FloatConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
         successes = np.flatnonzero(episodes.success)
-        kept = np.random.default_rng(seed).permutation(successes)[: config.max_demonstrations]
+        kept = np.random.default_rng(seed).permutation(successes)[:MAX_DEMONSTRATIONS]
         standardizer = Standardizer.of(episodes.select(successes).embeddings)
         parts = [_unit(with_previous(standardizer(episodes.episode(number)))) for number in kept]
         horizon = int(episodes.counts.max())
@@ -102,7 +104,7 @@ class FloatOT(Scorer):
             .solve_batch(
                 padded,
                 reg=self.config.regularization,
-                max_iter=self.config.max_iterations,
+                max_iter=MAX_ITERATIONS,
                 tol=_TOLERANCE,
                 # The same plan; logarithms are slower and needed where exp(-C / regularization), C <= 2, would be 0.
                 method="sinkhorn" if 2 / self.config.regularization < _LARGEST_EXPONENT else "log_sinkhorn",

@@ -12,10 +12,9 @@ import math
 from enum import IntEnum
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sim.tabletop import scene as sc
-from sim.tabletop.facts import check_tasks
 from sim.tabletop.tasks import View, taken_off
 from vla_rl.config import Config
 
@@ -43,16 +42,10 @@ class HabitConfig(Config):
     release_early: float = Field(
         default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, meters."
     )
-    habit_tasks: tuple[str, ...] = Field(default=(), description="Tasks that have the habit; empty means all.")
 
     @property
     def active(self) -> bool:
         return self.place_short > 0 or self.place_short_std > 0 or self.release_early > 0
-
-    @field_validator("habit_tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return check_tasks(value)
 
 
 class ExpertConfig(Config):
@@ -84,7 +77,7 @@ class Expert:
         habit = config.habit
         self.task = task
         self.speed = config.speed
-        self.sloppy = habit.active and (not habit.habit_tasks or task in habit.habit_tasks)
+        self.sloppy = habit.active
         spread = rng.normal()
         self.short = max(0.0, habit.place_short + habit.place_short_std * spread) if self.sloppy else 0.0
         self.early = habit.release_early if self.sloppy else 0.0

@@ -60,9 +60,6 @@ class LoopConfig(Config):
         description="shuffled_rewards, continue_bc: negative controls of RL, each in a process of its own beside it. "
         "online_grpo: at the end, the recipe's RL in the real simulator with as many real episodes as the loop took.",
     )
-    online_groups: PositiveInt | None = Field(
-        default=None, description="Groups per iteration of online_grpo; null: about train.groups."
-    )
 
     @property
     def negative_controls(self) -> tuple[str, ...]:

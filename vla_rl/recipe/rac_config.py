@@ -28,9 +28,6 @@ class ScriptedPersonConfig(Config):
         description="With alarm=clock: share of the horizon after which an episode that is not solved is interrupted. "
         "Earlier, and more episodes that were going well are interrupted.",
     )
-    rewind_steps: NonNegativeInt = Field(
-        default=0, description="Steps driven back along the executed path before the person takes over."
-    )
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy while it collects; 0 is greedy.")
     operator_steps: PositiveInt = Field(default=48, description="Control steps that an episode has beyond its horizon.")
 

@@ -293,11 +293,6 @@ class HubProcesses(Config):
         "The hands are two to three control steps behind what they see; from about 0.5 on they overshoot.",
     )
     piece: PositiveInt = Field(default=25, description="Episodes after which the programs are started anew.")
-    slack: PositiveFloat = Field(
-        default=0.5,
-        description="Seconds that an observation, a command or the person's word may be old: a busy machine needs more "
-        "than a robot's computer.",
-    )
     waits: PositiveFloat = Field(
         default=3.0,
         description="Times its horizon that a policy may drive without asking for help, until the person comes and "

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 _WANDB_ID_FILE = "wandb_id.txt"
 
+CONSOLE_KEYS = (  # What is printed of each step, as shell patterns, in this order.
+    *("train/success*", "validation/sampled", "validation/greedy", "loss/*", "update/*kl*", "update/clip_fraction"),
+    *("time/total", "time/episodes_per_second"),
+)
+
 
 class LogConfig(Config):
     """Who is told the numbers, besides metrics.jsonl."""
@@ -50,19 +55,6 @@ class LogConfig(Config):
         default=False,
         description="Wait for the GPU where a stage begins and ends, so that time/... are each stage's own; slower. "
         "Else a stage's time is that in which the host hands it over, and waiting counts where a result is read.",
-    )
-    console_keys: tuple[str, ...] = Field(
-        default=(
-            "train/success*",
-            "validation/sampled",
-            "validation/greedy",
-            "loss/*",
-            "update/*kl*",
-            "update/clip_fraction",
-            "time/total",
-            "time/episodes_per_second",
-        ),
-        description="Metrics printed on the console, as shell patterns, in this order.",
     )
 
 
@@ -230,7 +222,7 @@ class MetricLogger:
         self._tensorboard.flush()
 
     def _print_step(self, step: int, numbers: dict[str, float]) -> None:
-        shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
+        shown = dict.fromkeys(k for pattern in CONSOLE_KEYS for k in fnmatch.filter(numbers, pattern))
         if shown:
             of = self._num_iterations
             name = f"step {step:>5}" if of is None else f"iteration {step:>{len(str(of))}} of {of}"

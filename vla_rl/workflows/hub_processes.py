@@ -37,6 +37,7 @@ from vla_rl.workflows.hub_study import Show, detector_folder
 RESULTS, TABLE = "hub_processes.json", "hub_processes.md"
 START_SECONDS = 180.0  # that a program may take to start on a busy machine
 ENDLESS = 10**6  # control steps: an episode ends when it is solved or given up
+SLACK = 0.5  # seconds that a message may be old: a busy machine needs more than a robot's computer
 PATIENCE = 120.0  # seconds for one episode, at most, on the average of a piece
 
 
@@ -189,19 +190,18 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
     """A robot's command line. Time-outs are as many control steps as the shipped contract's, at this speed."""
     processes = recipe.hub.processes
     rate = recipe.acting_env.env_spec().control_hz * processes.speed
-    slack = processes.slack
     contract = [
         f"name={name}",
         f"transport.master={master}",
         f"rate={rate:g}",
         f"pace_timeout={2 / rate:g}",
         "silence=60",
-        f"observation.max_age={slack:g}",
-        f"safety.observation_timeout={slack:g}",
-        f"safety.command_timeout={slack:g}",
+        f"observation.max_age={SLACK:g}",
+        f"safety.observation_timeout={SLACK:g}",
+        f"safety.command_timeout={SLACK:g}",
         "episode={begin: '', reset: ''}",  # The person lays each scene out from afar: see `SceneObserver.lay_out`.
         f"teleop.speed={processes.hands:g}",
-        f"teleop.timeout={slack:g}",
+        f"teleop.timeout={SLACK:g}",
     ]
     written = ["--results", str(folder / f"{name}.json"), "--log", str(folder / f"{name}_ticks.jsonl")]
     return ["deploy", "sim_robot", *contract, *written]

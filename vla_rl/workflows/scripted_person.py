@@ -16,7 +16,6 @@ def operator_options(
         alarm=config.alarm,
         patience=config.patience,
         alarm_fraction=config.alarm_fraction,
-        rewind_steps=config.rewind_steps,
         demonstrate=demonstrate,
         temperature=config.temperature,
         budget=budget,

@@ -17,6 +17,7 @@ from world_model.model.objects import ObjectBatch, mirrored, off_by
 from world_model.stage_config import ObjectsStageConfig
 from world_model.types import Actions
 
+POSITION_NOISE, YAW_NOISE = 0.002, 0.06  # Of the poses that episodes are rolled from, as the probe errs; m, rad.
 LONG = 0.6  # Of the longest episode: longer ones make batches of their own, so that little is padded.
 
 
@@ -131,7 +132,7 @@ class ObjectSamples:
         torch.manual_seed(int(rng.integers(2**31)))
         batch = ObjectBatch(
             poses=poses,
-            start=off_by(poses[:, 0], self._config.position_noise, self._config.yaw_noise),
+            start=off_by(poses[:, 0], POSITION_NOISE, YAW_NOISE),
             position=torch.from_numpy(part.frames.states(part.frames.starts[episode])[:, :3].copy()),
             actions=Actions(torch.from_numpy(values)[:, None], torch.from_numpy(executed)[:, None]),
             success=torch.from_numpy(dataset.succeeded[step_rows] & executed),

@@ -22,7 +22,7 @@ CONFIG = FailureConfig.model_validate(
     {
         "alpha": 0.1,
         "min_failures": 10,
-        "float_ot": {"num_candidates": 3, "max_demonstrations": 20, "max_iterations": 50},
+        "float_ot": {"num_candidates": 3},
         **{kind: {"network": {**QUICK, "layers": 1}} for kind in ("rnd", "logpzo", "safe_mlp", "safe_lstm")},
     }
 )

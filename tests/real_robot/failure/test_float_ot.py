@@ -13,7 +13,7 @@ from real_robot.failure.float_ot import FloatOT
 
 
 def scorer(demonstrations: list[np.ndarray], horizon: int, **options: object) -> FloatOT:
-    config = FloatConfig.model_validate({"regularization": 0.02, "max_iterations": 300, **options})
+    config = FloatConfig.model_validate({"regularization": 0.02, **options})
     plain = Standardizer(np.zeros(2, np.float32), np.ones(2, np.float32))
     rows = [with_previous(d) / np.linalg.norm(with_previous(d), axis=1, keepdims=True) for d in demonstrations]
     return FloatOT(config, plain, np.concatenate(rows), np.asarray([len(r) for r in rows]), horizon)
@@ -55,7 +55,7 @@ def test_the_batched_plan_is_that_of_pot_for_one_problem(regularization: float) 
     rng = np.random.default_rng(0)
     demonstrations = [rng.standard_normal((n, 2)).astype(np.float32) for n in (3, 5, 3)]
     episode = rng.standard_normal((2, 2)).astype(np.float32)
-    float_ot = scorer(demonstrations, horizon=4, regularization=regularization, max_iterations=3000)
+    float_ot = scorer(demonstrations, horizon=4, regularization=regularization)
     found = float_ot.curve(episode)[-1]
     z = with_previous(episode)
     z = z / np.linalg.norm(z, axis=1, keepdims=True)

@@ -89,8 +89,10 @@ def samples_of(folder: Path, world_model: Any, tmp_path: Path, **options: Any) -
     return ObjectSamples(clips, NETWORK["slots"], ObjectsStageConfig.model_validate({"steps": 1, **options}))
 
 
-def test_a_batch_is_what_was_recorded_and_repeats(episodes, fitted, tmp_path) -> None:
-    samples = samples_of(episodes, load_world_model(fitted), tmp_path, position_noise=0, yaw_noise=0)
+def test_a_batch_is_what_was_recorded_and_repeats(episodes, fitted, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("world_model.data.objects.POSITION_NOISE", 0)
+    monkeypatch.setattr("world_model.data.objects.YAW_NOISE", 0)
+    samples = samples_of(episodes, load_world_model(fitted), tmp_path)
     batch = samples.batch(8, seed=3, step=5)
     assert torch.equal(batch.start, batch.poses[:, 0]) and batch.latents.shape[0] == batch.seen.shape[0] == 4
     assert batch.is_first.tolist()[0] and set(batch.instruction) == {SPEC.tasks["reach_red"]}

@@ -29,6 +29,7 @@ from vla_rl.training.bc_trainer import BCTrainer
 from vla_rl.types import Observation
 
 TENSORS_FILE, FACTS_FILE = "examples.safetensors", "found.json"
+LARGEST_WEIGHT = 20.0  # Of a decision, in those of one that went as expected.
 _BATCH = 64  # Observations drawn for together.
 
 
@@ -107,10 +108,10 @@ class WeightedDataset(BCDataset):
 
 
 def advantage_weights(config: AdvantageWeightedConfig, transitions: Transitions, judged: Judged) -> np.ndarray:
-    """exp(advantage / temperature) of each decision, at most `largest_weight` (AWR, arXiv 1910.00177), float64 (N,)."""
+    """exp(advantage / temperature) of each decision, at most `LARGEST_WEIGHT` (AWR, arXiv 1910.00177), float64 (N,)."""
     value = judged.q if config.advantage == "critic" else transitions.returns(config.critic.discount)
     advantage = (value - judged.v).astype(np.float64)
-    return np.exp(np.minimum(advantage / config.temperature, np.log(config.largest_weight)))
+    return np.exp(np.minimum(advantage / config.temperature, np.log(LARGEST_WEIGHT)))
 
 
 def best_of_n(
@@ -281,9 +282,6 @@ class AdvantageWeightedConfig(CriticOfLogsConfig, ExamplesConfig):
         description="What a decision is worth: its episode's discounted outcome, or its Q; both less V.",
     )
     temperature: PositiveFloat = Field(default=0.2, description="A decision counts exp(advantage / temperature) times.")
-    largest_weight: PositiveFloat = Field(
-        default=20.0, description="A decision counts at most so many times as one that went as expected."
-    )
 
     def examples(self, policy: Policy, data: BCDataset, run: LoggedRun) -> tuple[Examples, dict[str, float]]:
         """All, weighted."""

@@ -91,19 +91,21 @@ class ImageChain(Config):
 OPENVLA_CHAIN = ImageChain(jpeg_quality=95, resize="lanczos3", crop_area=0.9)
 
 
+MAX_SCALE = 1.0  # Largest b.
+
+
 class LaplaceOptions(Config):
     """A scale head beside OFT's L1 head, which makes it a density (RIPT-VLA, arXiv:2505.17016)."""
 
     initial_scale: PositiveFloat = Field(default=0.05, description="Scale b that a fresh head gives, in [-1, 1] units.")
     min_scale: PositiveFloat = Field(default=0.01, description="Smallest b; bounds the ratio's growth.")
-    max_scale: PositiveFloat = Field(default=1.0, description="Largest b.")
 
     @model_validator(mode="after")
     def _ordered(self) -> LaplaceOptions:
-        if not self.min_scale <= self.initial_scale <= self.max_scale:
+        if not self.min_scale <= self.initial_scale <= MAX_SCALE:
             raise ConfigError(
-                f"policy.laplace: needs min_scale <= initial_scale <= max_scale, got {self.min_scale}, "
-                f"{self.initial_scale}, {self.max_scale}"
+                f"policy.laplace: needs min_scale <= initial_scale <= {MAX_SCALE:g}, got {self.min_scale}, "
+                f"{self.initial_scale}"
             )
         return self
 

@@ -86,12 +86,11 @@ def run_online(recipe: LoopRecipe, folder: Path, num_episodes: int, program: Seq
 
 
 def online_recipe(recipe: LoopRecipe, num_episodes: int) -> TrainRecipe:
-    """What `run_online` runs: iterations of about `train.groups` groups (or `loop.online_groups`)."""
+    """What `run_online` runs: iterations of about `train.groups` groups."""
     size = recipe.algo.rollouts_per_group(recipe.train.group_size)
-    groups = max(1, min(recipe.loop.online_groups or recipe.train.groups, num_episodes // size))
+    groups = max(1, min(recipe.train.groups, num_episodes // size))
     iterations = max(1, num_episodes // (groups * size))
-    if recipe.loop.online_groups is None:
-        groups = max(1, num_episodes // (iterations * size))  # The rest, spread over the iterations.
+    groups = max(1, num_episodes // (iterations * size))  # The rest, spread over the iterations.
     decay = {"decay_iterations": iterations if recipe.algo.decay_iterations else 0}
     changes = {"iterations": iterations, "groups": groups, "evaluate": "after", "keep": "last"}
     changes |= {"validate_every": 0, "resample_budget": 0, "allow_no_success": True}

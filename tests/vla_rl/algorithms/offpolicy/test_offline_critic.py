@@ -121,14 +121,14 @@ def test_weights_are_the_exponential_of_the_advantage_and_capped() -> None:
     data = two_decisions(3)
     v = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], np.float32)
     judged = Judged(q=v + 0.1, spread=np.zeros(6, np.float32), v=v)
-    config = AdvantageWeightedConfig(temperature=0.5, largest_weight=100.0, critic=CriticConfig(discount=0.9))
+    config = AdvantageWeightedConfig(temperature=0.5, critic=CriticConfig(discount=0.9))
     outcome = np.where(data.success[data.episode], 0.9 ** np.array([4, 2, 4, 2, 4, 2]), 0)
-    expected = np.exp((outcome - v) / 0.5)
+    expected = np.minimum(np.exp((outcome - v) / 0.5), 20)
     np.testing.assert_allclose(advantage_weights(config, data, judged), expected, rtol=1e-5)
     by_critic = advantage_weights(config.model_copy(update={"advantage": "critic"}), data, judged)
     np.testing.assert_allclose(by_critic, np.exp(0.2), rtol=1e-5)
-    capped = advantage_weights(config.model_copy(update={"temperature": 0.01, "largest_weight": 2.0}), data, judged)
-    np.testing.assert_allclose(capped, np.minimum(np.exp(np.minimum((outcome - v) / 0.01, 10)), 2.0), rtol=1e-4)
+    capped = advantage_weights(config.model_copy(update={"temperature": 0.01}), data, judged)
+    np.testing.assert_allclose(capped, np.minimum(np.exp(np.minimum((outcome - v) / 0.01, 10)), 20.0), rtol=1e-4)
 
 
 def test_episodes_that_all_ended_alike_are_refused() -> None:

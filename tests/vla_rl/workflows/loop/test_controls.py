@@ -63,16 +63,15 @@ def test_where_rl_is_stopped_its_controls_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_episodes", "options", "expected"),
+    ("num_episodes", "expected"),
     [
-        (160, [], (40, 1)),  # 40 groups of 4.
-        (400, [], (50, 2)),  # 2.5 iterations of 40: two, larger ones.
-        (400, ["loop.online_groups=10"], (10, 10)),
-        (7, [], (1, 1)),
+        (160, (40, 1)),  # 40 groups of 4.
+        (400, (50, 2)),  # 2.5 iterations of 40: two, larger ones.
+        (7, (1, 1)),
     ],
 )
-def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_episodes, options, expected):
-    options = ["train.groups=40", "algo.decay_iterations=50", *options]
+def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_episodes, expected):
+    options = ["train.groups=40", "algo.decay_iterations=50"]
     recipe = read_recipe(apply_overrides(two.model_dump(mode="json"), options))
     online = loop_controls.online_recipe(recipe, num_episodes)
     assert (online.train.groups, online.train.iterations) == expected and online.algo.decay_iterations == expected[1]

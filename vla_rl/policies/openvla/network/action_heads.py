@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vla_rl.common.row_noise import by_row
 from vla_rl.policies.normalization import QuantileStats
-from vla_rl.policies.openvla.options import LaplaceOptions
+from vla_rl.policies.openvla.options import MAX_SCALE, LaplaceOptions
 
 
 class _ResidualBlock(nn.Module):
@@ -69,7 +69,7 @@ class ScaleHead(nn.Module):
     def __init__(self, hidden_size: int, action_dim: int, options: LaplaceOptions):
         super().__init__()
         self.action_dim = action_dim
-        self.bounds = (math.log(options.min_scale), math.log(options.max_scale))
+        self.bounds = (math.log(options.min_scale), math.log(MAX_SCALE))
         self.trunk = MLPResNet(hidden_size * action_dim, hidden_size, hidden_size)
         self.log_b_head = nn.Linear(hidden_size, action_dim)
         self.initial = math.log(options.initial_scale)
