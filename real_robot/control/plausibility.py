@@ -19,6 +19,7 @@ from real_robot.types import Command, RobotObservation
 
 SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
 SIDE = 96  # pixels, about, of a picture's height and width that are looked at
+OVERLAY = 0.02  # share of a picture that a clock written into it may have
 POSE_TRAVEL, JOINT_TRAVEL = 0.02, 0.05  # meters, and share of a joint's range: a robot that went so far has moved
 
 
@@ -309,7 +310,7 @@ def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(str(side) for side in shape[:2])
 
 
-def _sampled(picture: np.ndarray) -> np.ndarray:
+def sampled(picture: np.ndarray) -> np.ndarray:
     """Some rows and columns of a picture: a view of about SIDE x SIDE pixels."""
     return picture[:: max(1, picture.shape[0] // SIDE), :: max(1, picture.shape[1] // SIDE)]
 
@@ -324,7 +325,7 @@ class BlackCamera:
 
     def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
         for camera, picture in observation.images.items():
-            brightness = float(_sampled(picture)[::4, ::4].mean()) if picture.size else 0.0
+            brightness = float(sampled(picture)[::4, ::4].mean()) if picture.size else 0.0
             if brightness < self._below:
                 return f"camera {camera} is black: mean brightness {brightness:.1f} of 255, limit {self._below:g}"
         return None
@@ -332,37 +333,40 @@ class BlackCamera:
     def restart(self) -> None: ...
 
 
+def measured_motion(config: SafetyConfig) -> tuple[list[int], np.ndarray]:
+    """The numbers of the state, M, that tell whether the robot moves, and how far each goes, (M,), before it has."""
+    box, joints = config.workspace, _measured(config, follows=True)
+    numbers = [*([] if box is None else box.state), *(number for _, number in joints)]
+    pose = [] if box is None else [POSE_TRAVEL] * 3
+    return numbers, np.array([*pose, *(JOINT_TRAVEL * (d.high - d.low) for d, _ in joints)])
+
+
 class FrozenCamera:
     """A camera shows the same pixels, to the last bit, for long while the robot is measured to move.
 
-    A robot that stands may be seen unchanged, as in a renderer; one whose motion is not measured is not judged.
+    What changes within a box of OVERLAY of the picture, as a clock that is written into it, counts for nothing. A robot
+    that stands may be seen unchanged, as in a renderer; one whose motion is not measured is not judged.
     """
 
     name = "frozen_camera"
 
     def __init__(self, config: SafetyConfig) -> None:
-        self._after, box = config.checks.frozen_after, config.workspace
-        self._joints = _measured(config, follows=True)
-        self._numbers = [*([] if box is None else box.state), *(number for _, number in self._joints)]
-        pose = [] if box is None else [POSE_TRAVEL] * 3
-        self._travel = np.array([*pose, *(JOINT_TRAVEL * (d.high - d.low) for d, _ in self._joints)])
-        # of each camera: the pixels, since when, and the lowest and highest measured since
-        self._seen: dict[str, tuple[np.ndarray, float, np.ndarray, np.ndarray]] = {}
+        self._after = config.checks.frozen_after
+        self._numbers, self._travel = measured_motion(config)
+        self._seen: dict[str, _Still] = {}
 
     def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
         if not self._after or not self._numbers:
             return None
         where, found = np.asarray(observation.state, np.float64)[self._numbers], None
         for camera, picture in observation.images.items():
-            pixels = _sampled(picture)
+            pixels = sampled(picture)
             before = self._seen.get(camera)
-            if before is None or not np.array_equal(before[0], pixels):
-                self._seen[camera] = pixels.copy(), observation.stamp, where, where
+            if before is None or not before.lasts(pixels):
+                self._seen[camera] = _Still(pixels, observation.stamp, where)
                 continue
-            low, high = np.minimum(before[2], where), np.maximum(before[3], where)
-            self._seen[camera] = before[0], before[1], low, high
-            seconds = observation.stamp - before[1]
-            if seconds > self._after and ((high - low) > self._travel).any():
+            seconds = observation.stamp - before.since
+            if seconds > self._after and (before.travel(where) > self._travel).any():
                 found = found or (
                     f"camera {camera} has shown the same picture for {seconds:.1f} s while the robot moved, limit "
                     f"{self._after:g} s"
@@ -371,3 +375,26 @@ class FrozenCamera:
 
     def restart(self) -> None:
         self._seen.clear()
+
+
+class _Still:
+    """A picture that has not changed since, but for a small box in it, and where the robot has been meanwhile."""
+
+    def __init__(self, pixels: np.ndarray, since: float, where: np.ndarray) -> None:
+        self.pixels, self.since, self._low, self._high = pixels.copy(), since, where, where
+        self._changed = np.zeros(pixels.shape[:2], bool)
+
+    def lasts(self, pixels: np.ndarray) -> bool:
+        """The next picture is the same, but for the box."""
+        if pixels.shape != self.pixels.shape:
+            return False
+        if np.array_equal(pixels, self.pixels):
+            return True
+        self._changed |= (pixels != self.pixels).reshape(*self._changed.shape, -1).any(-1)
+        sides = [np.flatnonzero(self._changed.any(axis)) for axis in (0, 1)]
+        return np.prod([side[-1] - side[0] + 1 for side in sides]) <= OVERLAY * self._changed.size
+
+    def travel(self, where: np.ndarray) -> np.ndarray:
+        """How far each number that tells of motion has gone."""
+        self._low, self._high = np.minimum(self._low, where), np.maximum(self._high, where)
+        return self._high - self._low

@@ -23,6 +23,7 @@ from real_robot.control.playback import InferenceThread, SynchronousActions, Syn
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
+from real_robot.deploy.camera_answers import CameraAnswers
 from real_robot.deploy.held_ticks import HeldTicks, Repetition
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
 from real_robot.deploy.policy_gate import hold_on_change, open_gate
@@ -183,9 +184,8 @@ class _Deployment:
 
     def _connect(self) -> PolicyClient:
         """A client of a server that is ready, and whose policy fits the robot."""
-        options, execution = self.options, self.contract.execution
+        options, timeout = self.options, self.contract.execution.infer_timeout
         token = read_token(options.token_file) if options.token_file else None
-        timeout = execution.infer_timeout
         client = PolicyClient(options.server, token, infer_timeout=timeout, ca=options.ca, warm_up=WARM_UP)
         self.stack.callback(client.close)
         self._await_server(client)
@@ -364,8 +364,8 @@ class _Deployment:
     def observers(self, recordings: ExitStack) -> tuple[list[Callable[[Tick], None]], Callable[[], float] | None]:
         """Who is called with each tick, in order; and about how long `recordings` takes to close, where any is made."""
         on_change = hold_on_change(self.gate, self.hold, self._on_policy_change, is_watched=self.episodes is None)
-        held = HeldTicks(lambda: self.supervisor.state, self.warms_up, self.tell)
-        heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state, held)
+        telling = (HeldTicks(self.supervisor, self.warms_up, self.tell), CameraAnswers(self.contract.safety, self.tell))
+        heeding = (self.lock, *self.watching, on_change, self.watch, self.console_state, *telling)
         observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]
         if self.options.log is not None:
             observers.append(self.stack.enter_context(TickLog(self.options.log, self.watch)))

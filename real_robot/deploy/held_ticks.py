@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from real_robot.checks import without_numbers
 from real_robot.control.robot_loop import Tick
-from real_robot.control.supervisor import HOLDING, STOPPED, State
+from real_robot.control.supervisor import HOLDING, STOPPED, Supervisor
 
 WINDOW = 10.0  # seconds that a share is of
 SHARE = 0.1  # of a window's ticks, below which a cause is not worth a line
@@ -19,13 +19,12 @@ class HeldTicks:
     """An observer of the loop's ticks. A hold that a person or a failure detector asked for does not count.
 
     Args:
-        state: the supervisor's, as of this tick.
         warms_up: whether the policy still computes its very first actions; that is told at once.
         tell: a line for a person.
     """
 
-    def __init__(self, state: Callable[[], State], warms_up: Callable[[], bool], tell: Callable[[str], object]) -> None:
-        self._state, self._warms_up, self._tell = state, warms_up, tell
+    def __init__(self, supervisor: Supervisor, warms_up: Callable[[], bool], tell: Callable[[str], object]) -> None:
+        self._supervisor, self._warms_up, self._tell = supervisor, warms_up, tell
         self._begun: float | None = None
         self._ticks = 0
         self._held: Counter[str] = Counter()
@@ -40,13 +39,13 @@ class HeldTicks:
             return
         self._begun = tick.time if self._begun is None else self._begun
         self._ticks += 1
-        if self._state().mode == HOLDING:
+        if self._supervisor.state.mode == HOLDING:
             self._note(tick)
         if tick.time - self._begun >= WINDOW:
             self._tell_shares(tick.time)
 
     def _note(self, tick: Tick) -> None:
-        reason = self._state().reason
+        reason = self._supervisor.state.reason
         if tick.requested is not None and tick.requested.source == "hold":
             is_warming = self._warms_up()
             if is_warming and not self._is_warming:

@@ -88,7 +88,7 @@ def test_a_policy_that_warms_up_is_waited_for_and_begins_by_itself(
     """Ten seconds, where two without an action are a stop."""
     bench, told = Bench(monkeypatch, "silence=2", "pace=clock"), []
     bench.loop._warms_up = lambda: len(bench.ticks) < warm_up
-    held = HeldTicks(lambda: bench.loop.supervisor.state, bench.loop._warms_up, told.append)
+    held = HeldTicks(bench.loop.supervisor, bench.loop._warms_up, told.append)
     bench.loop.observers.append(held)
     given, bench.loop.actions.next_action = bench.loop.actions.next_action, lambda step: None
     for _ in range(100):
@@ -109,7 +109,7 @@ def test_a_policy_that_warms_up_is_waited_for_and_begins_by_itself(
 def test_holds_are_told_as_shares_a_line_for_each_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, told = Bench(monkeypatch, "pace=clock", "silence=9"), []
     supervisor = bench.loop.supervisor
-    bench.loop.observers.append(HeldTicks(lambda: supervisor.state, lambda: False, told.append))
+    bench.loop.observers.append(HeldTicks(supervisor, lambda: False, told.append))
     given = bench.loop.actions.next_action
     for k in range(420):  # 20 s; every fifth action is missing, and the camera hangs for a while in the second half
         bench.loop.actions.next_action = (lambda step: None) if k % 5 == 0 else given
@@ -120,7 +120,7 @@ def test_holds_are_told_as_shares_a_line_for_each_cause(monkeypatch: pytest.Monk
 
 def test_a_pause_is_no_hold_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, told = Bench(monkeypatch, "pace=clock"), []
-    bench.loop.observers.append(HeldTicks(lambda: bench.loop.supervisor.state, lambda: False, told.append))
+    bench.loop.observers.append(HeldTicks(bench.loop.supervisor, lambda: False, told.append))
     bench.script.poll = lambda observation: OperatorCommand(command=bench.loop._hold())  # type: ignore[method-assign]
     for _ in range(300):
         bench.tick()

@@ -176,7 +176,7 @@ def expert_holds(task: str, minutes: float) -> int:
         supervisor.begin()
         for _ in range(100):
             now += 0.05
-            supervisor.observe(RobotObservation({}, env._state(), "", now))
+            supervisor.observe(RobotObservation({}, env.proprioception(), "", now))
             sent = supervisor.filter(Command(env.expert_action(), "policy", now))
             held += "motion" in sent.limited
             if sent.values is not None:

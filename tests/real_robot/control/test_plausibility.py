@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from real_robot.contract.load import load_contract
 from real_robot.contract.safety import SafetyConfig
+from real_robot.control.plausibility import FrozenCamera
 from real_robot.control.supervisor import SentCommand, Supervisor
 from real_robot.types import Command, RobotObservation
+from sim.tabletop.env import TabletopConfig
 from vla_rl.config import validate
+from vla_rl.types import EpisodeSpec
 
 HZ = 20.0
 TICK = 1 / HZ
@@ -163,6 +167,39 @@ def test_a_frozen_camera_is_told_by_the_robots_motion(config: dict[str, Any]) ->
     assert "camera front has shown the same picture" in robot.reason, "the other camera works"
     robot.images = {"front": picture(2), "wrist": picture(3)}
     assert robot.tick(*back).mode == "running"
+
+
+def with_clock(picture: np.ndarray, k: int) -> np.ndarray:
+    picture = picture.copy()
+    picture[2:6, 50:54] = k % 256
+    return picture
+
+
+def test_a_clock_that_goes_on_in_a_frozen_picture_hides_nothing() -> None:
+    frozen = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for side in (4, 16):
+        robot = Robot(TWIST)
+        for k in range(40):
+            shown = with_clock(frozen, k)
+            shown[30 : 30 + side // 2, 20 : 20 + side] = 3 * k if side == 16 else shown[30, 20]
+            robot.images = {"front": shown}
+            robot.tick(0.1, 0.0, 0.0)
+        assert ("camera front has shown the same picture" in robot.reason) is (side == 4), (
+            "something else moves as well"
+        )
+
+
+def test_a_renderer_that_shows_the_arm_is_not_frozen() -> None:
+    env = TabletopConfig().make()
+    for task in ("push_to_zone", "pick_place"):
+        env.reset(EpisodeSpec(task, "train", 0))
+        check = FrozenCamera(load_contract("sim_robot").safety)
+        for k in range(60):
+            env.apply(np.clip(env.expert_action(), -1, 1))
+            seen = env.observe()
+            images = {name: with_clock(image, k) for name, image in seen.images.items()}
+            observation = RobotObservation(images, seen.state, "", 0.05 * k)
+            assert check.trouble(observation, None) is None
 
 
 def test_a_black_camera() -> None:
