@@ -233,14 +233,17 @@ def _check_server(place: str, sink: ActionSink, contract: RobotContract, graph: 
         return Check(sink.topic, "ok", f"{sink.type}; services of ROS 1 are not looked for")
     ends = ("Request",) if sink.type in SERVICES else ("/goal", "/_action/send_goalRequest")  # what it listens to
     servers = {
-        e.topic.removeprefix("rq").removesuffix(end): e.type
+        e.topic.removeprefix("rq").removesuffix(end): e
         for e in graph
         for end in ends
         if e.topic.endswith(end) and not e.publishes
     }
     if sink.topic in servers:
+        if servers[sink.topic].unspoken:
+            reason, _, fix = servers[sink.topic].unspoken.partition("; ")
+            return Check(sink.topic, "wrong", reason, fix)
         # ROS 1: .../GripperCommandActionGoal; ROS 2: ...::GripperCommand_SendGoal_Request
-        kind = re.split(r"/|::", servers[sink.topic])[-1]
+        kind = re.split(r"/|::", servers[sink.topic].type)[-1]
         if kind and not re.match(sink.type.rpartition("/")[2] + r"(Action|_)", kind):
             fix = f"set {place}.type"
             return Check(sink.topic, "wrong", f"its server takes {kind}; the contract sends {sink.type}", fix)

@@ -78,6 +78,7 @@ class Endpoint:
         topic: its name, with a leading slash. type: as messages are named here, such as sensor_msgs/JointState.
         node: the node's name, or what the graph knows it by. publishes: it publishes; else it listens.
         reliability: "reliable", "best_effort", or "" where the graph has no such thing.
+        unspoken: why the service behind it cannot be called; empty where it can.
     """
 
     topic: str
@@ -85,6 +86,7 @@ class Endpoint:
     node: str
     publishes: bool
     reliability: str = ""
+    unspoken: str = ""
 
 
 @runtime_checkable

@@ -3,7 +3,8 @@
 This is the wire level: what ROS 2 nodes send and hear over DDS. It is not part of the ROS 2 graph beyond topics,
 services and actions: no node name, no parameters, and no type hash (rmw_cyclonedds of Iron and later warns).
 Services, and so actions, are as rmw_cyclonedds sends them: the caller's identity stands before the fields. A robot on
-rmw_fastrtps puts it beside them, where cyclonedds' Python does not reach; topics are the same for both.
+rmw_fastrtps puts it beside them, where cyclonedds' Python does not reach: its services are refused, and topics are the
+same for both.
 Set CYCLONEDDS_URI for another network interface, as with rmw_cyclonedds.
 """
 
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks whether to close
 _MAX_ENDPOINTS = 10_000  # that a survey looks at
 _HEADER = b"\x00\x01\x00\x00"  # of little-endian CDR
+_CYCLONE = b"\x01\x10"  # what the ids of that vendor's participants begin with
+_VENDORS = {b"\x01\x0f": "Fast DDS (rmw_fastrtps)", b"\x01\x01": "Connext (rmw_connextdds)"}
 _CALL = struct.Struct("<Qq")  # a service's client, and its request's number
 
 
@@ -58,6 +61,7 @@ class Ros2Transport(GraphConnection):
         except DDSException as error:
             raise TransportError(f"DDS domain {domain} cannot be joined: {error}") from error
         self._publications = BuiltinDataReader(self._participant, BuiltinTopicDcpsPublication)
+        self._subscriptions = BuiltinDataReader(self._participant, BuiltinTopicDcpsSubscription)
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._writers: dict[str, DataWriter] = {}
@@ -118,8 +122,15 @@ class Ros2Transport(GraphConnection):
         return [f"participant {key}" for key in dict.fromkeys(found) if key != own]
 
     def service(self, name: str, service: ServiceType) -> Ros2Service:
-        """A client of that service, of a server on rmw_cyclonedds."""
+        """A client of that service, of a server on rmw_cyclonedds.
+
+        Raises:
+            TransportError: discovery knows its server, and that is on another vendor's DDS.
+        """
         bare = name.lstrip("/")
+        for end in self._subscriptions.read(_MAX_ENDPOINTS):
+            if end.topic_name == f"rq/{bare}Request" and (reason := _unspoken(end.participant_key)):
+                raise TransportError(f"{name}: {reason}")
         client = f"clientid={'.'.join(f'{byte:x}' for byte in uuid.uuid4().bytes)};"
         qos = dds_qos(QosConfig(depth=10), client)  # A server waits with its answer until it has found our reader.
         request, reply = (
@@ -132,7 +143,7 @@ class Ros2Transport(GraphConnection):
         return made
 
     def action(self, name: str, action: ActionType) -> ServiceActionClient:
-        """A client of that action, of a server on rmw_cyclonedds."""
+        """A client of that action. Raises as `service`."""
         return ServiceActionClient(self, name, action)
 
     def survey(self) -> list[Endpoint]:
@@ -161,6 +172,19 @@ def _endpoint(end: Any, publishes: bool) -> Endpoint:
         node=f"participant {str(end.participant_key)[:8]}",
         publishes=publishes,
         reliability="best_effort" if reliable == Policy.Reliability.BestEffort else "reliable",
+        unspoken=_unspoken(end.participant_key) if end.topic_name.startswith("rq/") else "",
+    )
+
+
+def _unspoken(participant: uuid.UUID | None) -> str:
+    """Why a participant's services cannot be called over this transport; empty where they can, or it is gone."""
+    vendor = _CYCLONE if participant is None else participant.bytes[:2]
+    if vendor == _CYCLONE:
+        return ""
+    return (
+        f"its server is on {_VENDORS.get(vendor, f'DDS of vendor {vendor.hex()}')}, whose services and actions `kind: "
+        "ros2` cannot call; start the robot's nodes with RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or set "
+        "transport.kind: rclpy on a machine with ROS 2"
     )
 
 
@@ -178,6 +202,10 @@ class Ros2Service:
         return bool(self._writer.get_matched_subscriptions()) and bool(self._reader.get_matched_publications())
 
     def call(self, request: Message, answer: Callable[[Answer], None]) -> None:
+        servers = map(self._writer.get_matched_subscription_data, self._writer.get_matched_subscriptions())
+        if reason := next(filter(None, (_unspoken(end.participant_key) for end in servers if end)), ""):
+            answer(f"service {self._name}: {reason}")
+            return
         number = next(self._numbers)
         remember(self._waiting, number, answer)
         data = _HEADER + _CALL.pack(self._client, number) + encode_cdr(request, self._distro)[len(_HEADER) :]

@@ -37,6 +37,7 @@ from real_robot.transports.messages import (
     String,
     WrenchStamped,
 )
+from real_robot.transports.rclpy_node import RclpyConfig
 from real_robot.transports.ros1 import Ros1Config
 from vla_rl.config import validate
 
@@ -93,7 +94,7 @@ class Stream:
             self._publish(self._make(time.time_ns() + self._skew))
 
 
-def announce(transport: dict[str, Any], name: str, kind: str) -> Any:
+def announce(transport: dict[str, Any], name: str, kind: str, node: Any = None) -> Any:
     """Listen for goals as an action's server does, under ROS's own names of its topic and type."""
     if transport["kind"] == "ros1":
         import rospy
@@ -101,6 +102,10 @@ def announce(transport: dict[str, Any], name: str, kind: str) -> Any:
         from real_robot.transports.ros.definitions import ros1_classes
 
         return rospy.Subscriber(f"{name}/goal", ros1_classes()[f"{kind}ActionGoal"], lambda m: print("commanded", m))
+    if transport["kind"] == "rclpy":  # ROS 2's environment of the tests has no control_msgs: a service by that name
+        from std_srvs.srv import Trigger
+
+        return node.create_service(Trigger, f"{name}/_action/send_goal", lambda *_: print("commanded", flush=True))
     from cyclonedds.domain import DomainParticipant
     from cyclonedds.idl import make_idl_struct
     from cyclonedds.idl.types import sequence, uint8
@@ -117,7 +122,10 @@ def announce(transport: dict[str, Any], name: str, kind: str) -> Any:
 
 def main() -> None:
     values, graph = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-    transport = validate(Ros1Config if values["kind"] == "ros1" else Ros2Config, values).open()
+    configs: dict[str, type[Ros1Config | Ros2Config | RclpyConfig]] = {
+        "ros1": Ros1Config, "ros2": Ros2Config, "rclpy": RclpyConfig,
+    }  # fmt: skip
+    transport = validate(configs[values["kind"]], values).open()
     streams = [Stream(transport, entry) for entry in graph["publish"]]
     for entry in graph["listen"]:
         transport.subscribe(
@@ -125,7 +133,8 @@ def main() -> None:
         )
     for entry in graph.get("advertise", ()):
         transport.advertise(entry["topic"], MESSAGES[entry["type"]], QosConfig())
-    kept = [announce(values, entry["name"], entry["type"]) for entry in graph.get("actions", ())]
+    node = getattr(transport, "node", None)
+    kept = [announce(values, entry["name"], entry["type"], node) for entry in graph.get("actions", ())]
     threading.Thread(target=lambda: (sys.stdin.read(), kept.append(None)), daemon=True).start()
     print("ready", flush=True)
     while None not in kept:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from memory_transport import MemoryTransport
 from played_robot import Stream
-from processes import PATIENCE, ROOT, Child, RosGraph, until
+from processes import PATIENCE, ROOT, ROS2_PYTHON, Child, RosGraph, until
 from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
@@ -140,17 +140,26 @@ class Ros1Patient:
 class DdsPatient:
     """Robots on DDS domains of their own."""
 
+    python, kind = sys.executable, "ros2"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.env = {**os.environ, "CYCLONEDDS_URI": LOOPBACK, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        self.env = {**os.environ, **own, "CYCLONEDDS_URI": LOOPBACK, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self.child: Child | None = None
+
+    def play(self, graph: dict[str, Any], domain: int) -> Child:
+        transport = {"kind": self.kind, **({"domain": domain} if self.kind == "ros2" else {})}
+        command = [self.python, PLAYER, json.dumps(transport), json.dumps(graph)]
+        env = {**self.env, "ROS_DOMAIN_ID": str(domain)}
+        player = self.child = Child(command, self.folder / f"player{domain}.log", env)
+        until(lambda: player.says("ready"), "the player")
+        return player
 
     def examine(self, contract: str, graph: dict[str, Any], expected: Callable[[Report], bool]) -> Report:
         domain = 1 + time.time_ns() % 200
-        command = [sys.executable, PLAYER, json.dumps({"kind": "ros2", "domain": domain}), json.dumps(graph)]
-        player = self.child = Child(command, self.folder / f"player{domain}.log", self.env)
-        until(lambda: player.says("ready"), "the player")
+        player = self.play(graph, domain)
         loaded = load_contract(contract, [f"transport.domain={domain}"])
         report = taken_until(expected, lambda: report_of(check_robot(loaded, SECONDS)))
         leave(player)
@@ -159,6 +168,12 @@ class DdsPatient:
     def close(self) -> None:
         if self.child is not None:
             self.child.kill()
+
+
+class FastDdsPatient(DdsPatient):
+    """Nodes of ROS 2 on rmw_fastrtps, played by Jazzy's rclpy; the doctor hears them over cyclonedds."""
+
+    python, kind = str(ROS2_PYTHON), "rclpy"
 
 
 def leave(player: Child) -> None:

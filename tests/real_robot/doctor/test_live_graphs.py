@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
-from patients import LOOPBACK, DdsPatient, Report, Ros1Patient
-from processes import missing_ros
+from patients import LOOPBACK, DdsPatient, FastDdsPatient, Report, Ros1Patient, leave
+from processes import missing_ros, missing_ros2, until
 from test_robot_check import ARM, CAMERA, COMMAND, FAULTS, STATES, WELL, WRENCH, check_found, planted
 from test_shipped_contracts import DRIVERS
 
+from real_robot.transports.action_types import ACTIONS, SERVICES, TriggerRequest
+from real_robot.transports.actions import Answer
+from real_robot.transports.base import TransportError
+from real_robot.transports.configs import Ros2Config
+from real_robot.transports.ros2 import Ros2Transport
+
 pytestmark = pytest.mark.live
+needs_ros2 = pytest.mark.skipif(bool(missing_ros2()), reason=missing_ros2() or "ROS 2 is there")
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 
 
@@ -29,6 +36,14 @@ def dds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DdsPatient]
     pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
     monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
     patient = DdsPatient(tmp_path)
+    yield patient
+    patient.close()
+
+
+@pytest.fixture
+def fast_dds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FastDdsPatient]:
+    monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
+    patient = FastDdsPatient(tmp_path)
     yield patient
     patient.close()
 
@@ -122,3 +137,41 @@ def test_a_gripper_of_a_newer_driver_is_told_apart(dds: DdsPatient) -> None:
     newer = {**DRIVERS["ur5e_ros2"], "actions": [{"name": name, "type": "control_msgs/ParallelGripperCommand"}]}
     found = dds.examine("ur5e_ros2", newer, lambda report: name in report)
     assert found[name].is_fault and "takes ParallelGripperCommand_SendGoal_Request" in found[name].found, found
+
+
+@needs_ros2
+@pytest.mark.parametrize("name", ["ur5e_ros2", "trossen_ros2", "franka_ros2", "franka_servo", "aloha"])
+def test_shipped_contracts_against_fast_dds(fast_dds: FastDdsPatient, name: str) -> None:
+    """Topics are heard as on cyclonedds; goals are refused, with the reason. The maker's own messages are not there."""
+    makers = [e["topic"] for e in DRIVERS[name]["listen"] if e["type"].startswith("interbotix")]
+    graph = {**DRIVERS[name], "listen": [e for e in DRIVERS[name]["listen"] if e["topic"] not in makers]}
+    actions = [action["name"] for action in graph.get("actions", ())]
+    expected = dict.fromkeys(makers, "") | dict.fromkeys(actions, "its server is on Fast DDS (rmw_fastrtps)")
+
+    def is_expected(report: Report) -> bool:
+        return names(expected)(report) and sum(check.is_fault for check in report.values()) == len(expected)
+
+    found = fast_dds.examine(name, graph, is_expected)
+    check_found({line: check for line, check in found.items() if line in expected}, expected)
+    check_is_well({line: check for line, check in found.items() if line not in expected})
+    assert all("transport.kind: rclpy" in found[action].fix for action in actions)
+
+
+@needs_ros2
+def test_a_service_on_fast_dds_is_refused_and_never_called(fast_dds: FastDdsPatient) -> None:
+    """Its bytes would be read as other fields. Both where the server comes later, and where it is known before."""
+    name, answers, domain = "/gripper/_action/send_goal", list[Answer](), 201
+    transport = Ros2Config(domain=domain).open()
+    assert isinstance(transport, Ros2Transport)
+    early = transport.service(name, SERVICES["std_srvs/Trigger"])
+    action = {"name": "/gripper", "type": "control_msgs/GripperCommand"}
+    player = fast_dds.play({"publish": [], "listen": [], "actions": [action]}, domain)
+    until(lambda: early.ready, "the server")
+    early.call(TriggerRequest(), answers.append)
+    assert "its server is on Fast DDS (rmw_fastrtps), whose services and actions" in str(answers)
+    with pytest.raises(TransportError, match=r"set transport\.kind: rclpy"):
+        transport.service(name, SERVICES["std_srvs/Trigger"])
+    with pytest.raises(TransportError, match=r"set transport\.kind: rclpy"):
+        transport.action("/gripper", ACTIONS["control_msgs/GripperCommand"])
+    transport.close()
+    leave(player)
