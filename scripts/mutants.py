@@ -60,7 +60,7 @@ TABLE = {
     "sim/tabletop/env.py": "tabletop_practice tabletop_knock tabletop_take_over tabletop",
     "sim/tabletop/tasks.py": "tabletop_knock tabletop_practice tabletop_take_over tabletop",
     "sim/perturb.py": "perturb",
-    "real_robot/control/limiter.py": "supervisor plausibility safety_properties",
+    "real_robot/control/limiter.py": "limiter supervisor plausibility safety_properties",
     "real_robot/control/supervisor.py": "checks supervisor wrench plausibility",
     "real_robot/control/chunk_executor.py": "chunk_executor",
     "real_robot/failure/conformal.py": "conformal",

@@ -2,6 +2,17 @@
 
 `Expected` says what one number does in one tick, from the page docs/safety.md: the highest speeds are sought by
 bisection where the limiter has formulas. Powers of two make equalities exact: a limit that is just reached is kept.
+
+Small faults (`scripts/mutant_draw.py`, every place and not a draw) that these tests leave in the module, and why
+nobody can see them:
+
+- `dims[box.commands[0]]` by another of its numbers, twice: a contract has numbers of one kind there.
+- `strict=True` of two `zip`: the lengths are equal by construction.
+- -1, which marks what is not measured, by -2 (below 0 is all that is asked), and as the least of all indices.
+- 0.0 by 1.0 as the change of a speed without a limit of its jerk: it is divided by an infinite jerk.
+- The memory of 256 ticks by 257: `room` looks back less far, or as far as the time that it is made for.
+- `>` by `>=` where two equal ways brake (as long either way), where a rounding tolerance of 1e-9 of a range is met to
+  the last bit (twice), and in `_is_at` (a name): equal numbers alone differ.
 """
 
 from __future__ import annotations
@@ -185,6 +196,15 @@ def test_one_tick_from_any_state_is_what_the_limits_define(name: str) -> None:
         assert limited == there.limited, state
         assert sent[0] == pytest.approx(there.value, rel=1e-6, abs=1e-9) and limits.low <= sent[0] <= limits.high
     assert seen >= ({"bounds"} if name == "speed" else {"bounds", expected.changes}), "the draw reaches its limits"
+
+
+def test_what_just_reaches_its_goal_is_not_limited() -> None:
+    limiter = planted(Limiter(config(NUMBERS["position"])), 0.0)
+    assert limiter.move(np.array([0.75 * TICK]), TICK)[1] == set(), "the whole way at the highest speed"
+    smooth = Limiter(config(NUMBERS["smooth position"]))
+    for value in (-0.5, 0.0, 0.5):
+        for away, names in ((0.0, set()), (0.9 * TOLERANCE * 2.5, set()), (1.1 * TOLERANCE * 2.5, {"jerk"})):
+            assert planted(smooth, value).move(np.array([value + away]), TICK)[1] == names, (value, away)
 
 
 def test_braking_speed_is_the_highest_that_stops_in_time() -> None:
