@@ -142,7 +142,8 @@ def compare(
     how many states would tell; the margin is 5 points unless given. With --margin the exit code is 0 for better and for
     no difference shown, 1 for worse in any mode, 3 for too few episodes; 2 is a command that could not run.
 
-    With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on.
+    With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on; with --output
+    too, the same command goes on after an interruption.
     """
     check_writable(output)
     fraction = MARGIN if margin is None else margin / 100
@@ -185,7 +186,11 @@ def _compare_by_running(
     options = apply_overrides({}, own).get("compare", {})
     config = validate(SequentialConfig, options, prefix="compare")
     loaded = load(recipe, [text for text in overrides if text not in own], ANY)
-    comparison = compare_policies(loaded, a, b, config)
+    try:
+        comparison = compare_policies(loaded, a, b, config, output)
+    except KeyboardInterrupt:
+        kept = f"Batches that ended are kept beside {output}" if output else "Nothing is kept; with --output FILE"
+        raise stopped(f"{kept}{';' if output else ''} the same command goes on where it was.") from None
     said = verdict(comparison, margin)
     typer.echo(f"{comparison.text()}\n{said.text()}")
     if output:

@@ -321,7 +321,7 @@ class _EvaluationRun:
 
         def keep(episode: Episode) -> None:
             nonlocal num_told
-            ended[episode.group] = record = _record(mode, *batch[episode.group], episode)
+            ended[episode.group] = record = EpisodeRecord.of(mode, *batch[episode.group], episode)
             if not record.lost:
                 journal.add(record)
             while num_told in ended:
@@ -339,20 +339,7 @@ class _EvaluationRun:
             on_episode=keep,
         )
         self.num_retried += retried
-        return [_record(mode, *one, episode) for one, episode in zip(batch, episodes, strict=True)]
-
-
-def _record(mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> EpisodeRecord:
-    return EpisodeRecord(
-        mode=mode,
-        task=spec.task,
-        split=spec.split,
-        index=spec.index,
-        sample=sample,
-        success=episode.success,
-        steps=episode.length,
-        lost=episode.lost,
-    )
+        return [EpisodeRecord.of(mode, *one, episode) for one, episode in zip(batch, episodes, strict=True)]
 
 
 def _episode_seed(config: EvalConfig, mode: int, spec: EpisodeSpec, sample: int) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -23,7 +23,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.task_names import short_names
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
-from vla_rl.types import Split
+from vla_rl.types import Episode, EpisodeSpec, Split
 
 SCHEMA_VERSION = 1
 # Color-blind-safe (Okabe & Ito), shared with the report.
@@ -54,6 +54,20 @@ class EpisodeRecord(Config):
     success: bool
     steps: int
     lost: bool = False
+
+    @classmethod
+    def of(cls, mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> Self:
+        """What is kept of an episode that has run."""
+        return cls(
+            mode=mode,
+            task=spec.task,
+            split=spec.split,
+            index=spec.index,
+            sample=sample,
+            success=episode.success,
+            steps=episode.length,
+            lost=episode.lost,
+        )
 
 
 class EvaluationMeta(Config):

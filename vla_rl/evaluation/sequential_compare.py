@@ -12,7 +12,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config, TaskNames
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.results import EvaluationError
+from vla_rl.evaluation.journal import EpisodeJournal
+from vla_rl.evaluation.results import EpisodeRecord, EvaluationError
 from vla_rl.evaluation.sequential import PairedSequentialTest
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
@@ -51,7 +52,8 @@ class SequentialComparison(Config):
             advantage is below min_gain; "undecided": max_pairs, or the split's states, were used up.
         gained, lost, tied: pairs. num_pairs: their sum. max_pairs: what was allowed.
         num_lost_pairs: left out because a worker broke.
-        num_episodes: run in all, of both policies: also those of a last batch that were not needed, and tries again.
+        num_episodes: run in all, of both policies: also those of a last batch that were not needed, and tries again;
+            without those that an earlier call had kept.
         rate_a, rate_b: on the pairs run. After an early stop the difference leans away from zero;
             `interval`, valid at any stopping time, does not.
         p_value: anytime-valid.
@@ -96,6 +98,7 @@ def compare_sequential(
     world: ProcessGroup = ALONE,
     test: PairedSequentialTest | None = None,
     on_episodes: Callable[[Sequence[Episode], Sequence[Episode]], None] | None = None,
+    journal: EpisodeJournal | None = None,
 ) -> SequentialComparison:
     """Run both policies on the same states, batch by batch, until the difference is clear.
 
@@ -106,6 +109,7 @@ def compare_sequential(
         world: processes that call this together, each with both policies and an environment; all get the result.
         test: decides; by default at the config's alpha and min_gain.
         on_episodes: called with a batch's episodes of a and of b, this process's own.
+        journal: of a process alone; keeps each batch as it ends. One that it holds is not run again, nor told of.
     """
     test = test or PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0
@@ -118,11 +122,15 @@ def compare_sequential(
             break
         outcomes: list[list[bool | None]] = []
         both: list[list[Episode]] = []
-        for policy in (policy_a, policy_b):
+        for mode, policy in (("a", policy_a), ("b", policy_b)):
+            if known := _kept(journal, mode, specs, batch * env.num_envs):
+                outcomes.append(known)
+                continue
             episodes, num_retried = _run(policy, env, world.shard(specs), config, batch, world)
             num_episodes += len(specs) + sum(world.gather(num_retried))
             both.append(episodes)
             outcomes.append(world.collect_dealt([None if e.lost else bool(e.success) for e in episodes]))
+            _keep(journal, mode, episodes, batch * env.num_envs)
         for success_a, success_b in zip(*outcomes, strict=True):
             if success_a is None or success_b is None:
                 num_lost += 1
@@ -151,6 +159,22 @@ def compare_sequential(
         p_value=test.p_value,
         alpha=config.alpha,
     )
+
+
+def _keep(journal: EpisodeJournal | None, mode: str, episodes: Sequence[Episode], first: int) -> None:
+    for number, episode in enumerate(episodes, first):
+        if journal is not None:
+            journal.add(EpisodeRecord.of(mode, episode.spec, number, episode))
+
+
+def _kept(
+    journal: EpisodeJournal | None, mode: str, specs: Sequence[EpisodeSpec], first: int
+) -> list[bool | None] | None:
+    """Outcomes of a batch, from pair number `first` on, that an earlier call ran whole; None where there is none."""
+    if journal is None:
+        return None
+    records = [journal.of(mode, spec, first + row) for row, spec in enumerate(specs)]
+    return None if None in records else [None if r.lost else r.success for r in records if r is not None]
 
 
 def _run(

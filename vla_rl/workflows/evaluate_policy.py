@@ -10,17 +10,19 @@ from pathlib import Path
 from rich.console import Console
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.distributed.process_group import current, resolve_device
+from vla_rl.common.distributed.process_group import ALONE, current, resolve_device
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.evaluate import build_env
+from vla_rl.evaluation.evaluate import build_env, policy_hash
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.foreign import file_of
+from vla_rl.evaluation.journal import EpisodeJournal, journals
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.evaluation.verdict import Verdict
+from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
@@ -111,17 +113,35 @@ def base_and_final(path: Path) -> tuple[Path, Path]:
     return run.evaluation(BASE), run.evaluation(FINAL)
 
 
-def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:
-    """Run two saved policies in the recipe's environment until the difference is clear."""
-    device = resolve_device(recipe.device)
+def compare_policies(
+    recipe: Recipe, a: str, b: str, config: SequentialConfig, file: Path | None = None
+) -> SequentialComparison:
+    """Run two saved policies in the recipe's environment until the difference is clear.
+
+    Args:
+        file: of the result; until it is there, each batch is kept beside it, and is not run again.
+
+    Raises:
+        EvaluationError: batches of other policies, environment or options are there.
+    """
+    device, acting = resolve_device(recipe.device), recipe.rollout.placed(recipe.acting_env)
     first, second = load_policy(a, device), load_policy(b, device)
     with (
-        closing(build_env(recipe.rollout.placed(recipe.acting_env))) as env,
+        closing(build_env(acting)) as env,
         Console(stderr=True).status("comparing") as status,
     ):
-        return compare_sequential(
-            first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
-        )
+        subject = {
+            "policies": [policy_hash(resolve_path(path)) for path in (a, b)],
+            "compare": config.model_dump(mode="json"),
+            "env": acting.model_dump(mode="json", exclude={"num_workers"}),
+            "num_episodes": 2 * config.max_pairs,
+        }
+        with EpisodeJournal(file, subject, ALONE) as journal:
+            return compare_sequential(
+                *(first, second, env, config),
+                lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}"),
+                journal=journal,
+            )
 
 
 def save_comparison(
@@ -138,3 +158,5 @@ def save_comparison(
     made["verdict"] = said.model_dump(mode="json")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, json.dumps(comparison.model_dump(mode="json") | made, indent=1) + "\n")
+    for journal in journals(file):
+        journal.unlink()

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
+from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
+from vla_rl.evaluation.journal import EpisodeJournal
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.sequential_compare import SequentialConfig, compare_sequential
 from vla_rl.evaluation.verdict import changed_tasks, verdict
@@ -214,6 +216,27 @@ def test_sequential_stops_early_on_a_clear_difference():
     assert result.text().startswith("b is better than a after")
     worse = compare_sequential(ReachPolicy(), ReachPolicy(speed=0.1), env, SequentialConfig(temperature=0.0))
     assert worse.decision == "worse" and worse.num_pairs == result.num_pairs
+
+
+def test_a_sequential_comparison_goes_on_where_it_was_stopped(tmp_path):
+    env, config = DummyConfig(num_envs=4).build(), SequentialConfig(max_pairs=24)
+    policies = ReachPolicy(speed=0.2), ReachPolicy(speed=0.22)
+    whole = compare_sequential(*policies, env, config)
+    assert whole.num_pairs > 12
+
+    def stop(num_pairs: int, _: float) -> None:
+        if num_pairs == 8:
+            raise KeyboardInterrupt
+
+    subject, file = {"num_episodes": 48}, tmp_path / "pairs.json"
+    with EpisodeJournal(file, subject, ALONE) as journal, pytest.raises(KeyboardInterrupt):
+        compare_sequential(*policies, env, config, stop, journal=journal)
+    with EpisodeJournal(file, subject, ALONE) as journal:
+        rest = compare_sequential(*policies, env, config, journal=journal)
+    assert rest.num_episodes == whole.num_episodes - 16
+    assert rest == whole.model_copy(update={"num_episodes": rest.num_episodes})
+    with pytest.raises(EvaluationError, match="holds episodes of other weights or eval options"):
+        EpisodeJournal(file, {"num_episodes": 2}, ALONE)
 
 
 def test_sequential_spends_its_budget_on_equal_policies_or_stops_for_no_gain():
