@@ -5,11 +5,13 @@ Frames are uint8 (T, height, width, 3) RGB throughout.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from vla_rl.types import Episode
@@ -32,6 +34,11 @@ def episode_frames(episode: Episode, camera: str | None = None) -> np.ndarray:
     if episode.frames is not None:
         return np.concatenate([first, episode.frames[camera]])
     return np.concatenate([episode.obs.images[camera], episode.final_obs.images[camera]])
+
+
+def embedded(video: Path) -> Markup:
+    """An MP4 file as the address that a page holds in place of it."""
+    return Markup("data:video/mp4;base64," + base64.b64encode(video.read_bytes()).decode())
 
 
 def write_episode_video(path: Path, episode: Episode, control_hz: float) -> Path:

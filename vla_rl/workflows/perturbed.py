@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +11,16 @@ from vla_rl.common.distributed.process_group import current
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.evaluate import EvalConfig, policy_hash
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, policy_hash
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.robustness import Robustness
-from vla_rl.interfaces import EnvConfig
+from vla_rl.evaluation.video import write_episode_video
+from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.rollout.runner import collect
+from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.recipe_parts import build_policy, policy_path
 
@@ -53,8 +57,8 @@ def evaluate_perturbed(
 ) -> tuple[Evaluation, Robustness]:
     """Evaluate the recipe's policy perturbed, then clean from the same initial states.
 
-    Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
-    finished is not run again.
+    Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes, and where that films, a
+    video of each axis at its highest level. What a cut-off call has finished is not run again.
     """
     run, world = RunFolder(folder), current()
     found: dict[tuple[str, int], Evaluation] = {}
@@ -79,6 +83,8 @@ def evaluate_perturbed(
             file=path,
             world=world,
         )
+        if recipe.eval.videos and world.is_main and (axis, level) == max(p for p in perturbations if p[0] == axis):
+            _film(policy, env, found[axis, level], config, path.with_suffix(".mp4"))
     done = finished(run.evaluation(name), recipe.eval, policy_path(recipe))
     world.wait()  # Nobody writes that file before all have looked.
     clean = done or evaluate(recipe, folder, name)
@@ -88,6 +94,16 @@ def evaluate_perturbed(
         robustness.plot(run.robustness.with_suffix(".png"))
         write_report(folder, after=name)  # Again: now with the perturbed rows.
     return clean, robustness
+
+
+def _film(policy: Policy, env: EnvConfig, evaluation: Evaluation, config: EvalConfig, file: Path) -> None:
+    """Write a video of one episode from the first initial state, drawn as in the last mode."""
+    first, temperature = evaluation.episodes[0], [*config.modes().values()][-1]
+    with closing(build_env(env, 1, record_frames=True)) as built:
+        spec = EpisodeSpec(first.task, first.split, first.index)
+        (episode,) = collect(policy, built, [spec], temperature=temperature, seed=config.seed)
+        if not episode.lost:
+            write_episode_video(file, episode, built.spec.control_hz)
 
 
 def finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation | None:

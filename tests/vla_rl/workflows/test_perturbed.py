@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def test_it_gives_one_table_paired_with_the_clean_episodes(tmp_path: Path) -> No
         assert [(e.task, e.index) for e in perturbed.episodes] == [(e.task, e.index) for e in clean.episodes]
         assert rate.rate == perturbed.rate("greedy").rate
         assert rate.difference == pytest.approx(rate.rate - clean.rate("greedy").rate)
+
+
+def test_each_axis_is_filmed_at_its_highest_level_and_shown(tmp_path: Path) -> None:
+    assert command(tmp_path / "run", "--perturb", "camera,noise", "--levels", "1,2", "eval.videos=1").exit_code == 0
+    films = sorted((tmp_path / "run/perturbed").glob("*.mp4"))
+    assert [film.stem for film in films] == ["camera-2", "noise-2"]
+    page = (tmp_path / "run/report.html").read_text()
+    assert all(base64.b64encode(film.read_bytes()).decode() in page for film in films)
+    assert "<figcaption>camera, level 2</figcaption>" in page
 
 
 def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from vla_rl.evaluation.report.imagination import NEWEST, figure_text
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.robustness import Robustness
 from vla_rl.evaluation.verdict import changed_tasks
+from vla_rl.evaluation.video import embedded
 from vla_rl.interfaces import Admission
 
 MAX_GAP = 0.1  # Imagined less real success, unless the run's own requirement says otherwise.
@@ -99,6 +100,12 @@ def perturbed(folder: Path) -> list[dict[str, Any]]:
         name = f"{rate.axis}, level {rate.level}" if rate.level else "clean"
         rows.append({"mode": rate.mode, "name": name, "clean": not rate.level, "cells": [*cells, rate.num_episodes]})
     return rows
+
+
+def perturbed_clips(folder: Path) -> list[dict[str, Any]]:
+    """One episode of each perturbed axis, as its page embeds it."""
+    files = sorted(RunFolder(folder).perturbed.glob("*.mp4"))
+    return [{"name": "{}, level {}".format(*file.stem.rsplit("-", 1)), "data": embedded(file)} for file in files]
 
 
 def links(folder: Path) -> list[tuple[str, str]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from pydantic import BaseModel
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.gate import GateCheck
+from vla_rl.evaluation.video import embedded
 from vla_rl.interfaces import Admission, TrustClip, Verdict
 
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
@@ -144,6 +143,5 @@ def _clips(report: Path) -> list[dict[str, Any]]:
     for _, clip in sorted(ranked, key=lambda pair: pair[0]):
         file = report.parent / clip.file
         if len(shown) < MAX_CLIPS and file.is_file() and file.stat().st_size <= MAX_CLIP_BYTES:
-            data = base64.b64encode(file.read_bytes()).decode()
-            shown.append(clip.model_dump() | {"data": Markup("data:video/mp4;base64," + data)})
+            shown.append(clip.model_dump() | {"data": embedded(file)})
     return shown

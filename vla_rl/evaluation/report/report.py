@@ -8,7 +8,6 @@ folder lacks is said on the page.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import shlex
@@ -35,13 +34,14 @@ from vla_rl.evaluation.report.charts import (
     line_chart,
     page_template,
 )
-from vla_rl.evaluation.report.doubts import broken_trust, falls, links, perturbed, protocol
+from vla_rl.evaluation.report.doubts import broken_trust, falls, links, perturbed, perturbed_clips, protocol
 from vla_rl.evaluation.report.imagination import imagination, rounds
 from vla_rl.evaluation.report.read import Run, control_of, read_run
 from vla_rl.evaluation.report.status import progress_lines, timing
 from vla_rl.evaluation.report.suites import suite_charts, suite_headline
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
+from vla_rl.evaluation.video import embedded
 
 # Videos beyond this are left out, so that the page still opens.
 MAX_VIDEO_BYTES = 24 * 2**20
@@ -109,6 +109,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "broken": broken_trust(run.folder, evaluation),
         "official": protocol(evaluation),
         "perturbed": perturbed(run.folder),
+        "perturbed_clips": perturbed_clips(run.folder),
         "links": links(run.folder),
         "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation and not run.suites else [],
         "suites": suite_charts(run.suites, _task_bars) if run.suites else None,
@@ -342,7 +343,7 @@ def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
             {
                 "success": match["outcome"] == "success",
                 "state": f"{match['mode']}, {match['split']} state {int(match['index'])}",
-                "data": Markup("data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()),
+                "data": embedded(path),
             }
         )
     if not by_task:

@@ -5,7 +5,6 @@ report = save_trust(measured, folder, control_hz=20, require=TrustConfig().requi
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.report.charts import page_template
-from vla_rl.evaluation.video import decorate, tile, write_mp4
+from vla_rl.evaluation.video import decorate, embedded, tile, write_mp4
 from vla_rl.interfaces import TrustClip
 from world_model.trust.config import Requirement
 from world_model.trust.figures import (
@@ -226,7 +225,8 @@ def _clips(report: TrustReport, folder: Path) -> list[dict[str, Any]]:
     for clip in report.clips:
         path = folder / clip.file
         if path.is_file():
-            data = "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
             kind = kinds.get((clip.real, clip.imagined), "Failures")
-            found.setdefault(kind, []).append({"data": data, "start": clip.start, "instruction": clip.instruction})
+            found.setdefault(kind, []).append(
+                {"data": embedded(path), "start": clip.start, "instruction": clip.instruction}
+            )
     return [{"kind": kind, "clips": clips} for kind, clips in found.items()]
