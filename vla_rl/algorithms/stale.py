@@ -20,11 +20,11 @@ import torch
 
 from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch, Evaluate, log_prob_gap, rollout_log_prob
 from vla_rl.common.distributed.process_group import ProcessGroup
+from vla_rl.rollout.runner import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:
     from vla_rl.algorithms.options import AlgoOptions
-    from vla_rl.rollout.runner import usable_episodes
 from vla_rl.training.config import TrainConfig
 
 _ARRAYS = ("reward", "terminated", "truncated", "num_steps")
