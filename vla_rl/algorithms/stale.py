@@ -25,7 +25,7 @@ from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:
     from vla_rl.algorithms.options import AlgoOptions
-from vla_rl.training.config import TrainConfig
+    from vla_rl.training.config import TrainConfig
 
 _ARRAYS = ("reward", "terminated", "truncated", "num_steps")
 _PREFIX = "earlier."
