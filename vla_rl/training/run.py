@@ -169,10 +169,17 @@ class TrainingRun:
         whole_spec = (self.recipe.real_env or self.recipe.env).env_spec()
         ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
         cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
+        advice = "Train it longer by behavior cloning (`vla-rl sft`), choose easier tasks (env.tasks),"
+        if self.recipe.env.is_imagined:
+            advice = (
+                "If the policy solves some in the simulator (`vla-rl eval`), the world model does not imagine it: "
+                "`vla-rl world-model eval` says what it misses; or let it pay by probability "
+                "(env.imagination.reward=probability),"
+            )
         return (
             f"the policy solved none of {num_episodes} train episodes at temperature {self.config.temperature:g}, so "
-            f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behavior cloning "
-            "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
+            f"every reward is 0 and RL has nothing to learn from.{cut} {advice} or set train.allow_no_success=true to "
+            "go on anyway."
         )
 
     def _run_groups(self, specs: Sequence[EpisodeSpec], num: int, first_group: int, stream: int) -> list[Episode]:
