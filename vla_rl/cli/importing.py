@@ -20,6 +20,7 @@ from vla_rl.data.libero_hdf5 import import_libero
 from vla_rl.data.plain_folder import import_folder
 from vla_rl.data.rlds import RldsOptions, import_rlds, versions
 from vla_rl.data.robomimic_hdf5 import RobomimicOptions, import_robomimic
+from vla_rl.data.source import LeRobotSource
 
 
 class Format(StrEnum):
@@ -174,6 +175,7 @@ def _form(source: Path) -> Format:
     if (staging_folder(source) / RECORDING_SETTINGS).is_file():
         return Format.recording
     if is_dataset(source):
+        LeRobotSource(source)  # An older version's error names LeRobot's converter.
         raise ConfigError(f"{source}: is a LeRobotDataset already; name it in env.dataset and sft.datasets as it is")
     if is_hdf5(source) and source.is_file():
         return Format(layout_of(source))

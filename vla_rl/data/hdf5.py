@@ -14,10 +14,12 @@ import numpy as np
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
+from vla_rl.data.importing import MAX_SIDE
 from vla_rl.data.lerobot_io import encode_png
 
-MAX_STEPS, MAX_NUMBERS, MAX_SIDE = 100_000, 1_024, 4_096  # of an episode, of a step, of a picture
+MAX_STEPS, MAX_NUMBERS = 100_000, 1_024  # of an episode, of a step
 MAX_JPEG_BYTES = 2**25  # of one picture
+MAX_CAMERA_BYTES = 2**34  # of a camera in an episode, before compression
 
 
 class Layout(StrEnum):
@@ -120,6 +122,10 @@ def pictures(group: Any, name: str, where: str, length: int) -> list[bytes]:
     if found.shape[:1] != (length,):
         raise DatasetError(
             f"{where}/{name}: has shape {found.shape}, its actions {length} rows; each needs its picture"
+        )
+    if found.size > MAX_CAMERA_BYTES:
+        raise DatasetError(
+            f"{where}/{name}: has shape {found.shape}, over {MAX_CAMERA_BYTES >> 30} GiB; cut the episode"
         )
     if found.ndim == 4 and found.dtype == np.uint8 and found.shape[3] == 3:
         if max(found.shape[1:3]) > MAX_SIDE:

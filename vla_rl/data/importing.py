@@ -29,6 +29,7 @@ from vla_rl.data.lerobot_io import (
 )
 
 Gripper = Literal["as_is", "one_opens", "one_closes"]
+MAX_SIDE = 4_096  # pixels of a picture
 _GRIPPER_SLACK = 0.05  # Beyond 0 and 1, as a sensor that was scaled to them may read.
 
 
@@ -195,9 +196,14 @@ def _size(what: str, data: bytes) -> tuple[int, int]:
     """(height, width) of a PNG or JPEG, by its beginning alone."""
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
-            return image.height, image.width
+            size = image.height, image.width
     except OSError as error:
         raise DatasetError(f"{what}: {len(data)} bytes that are neither PNG nor JPEG") from error
+    except Image.DecompressionBombError as error:
+        raise DatasetError(f"{what}: {error}; at most {MAX_SIDE} pixels a side") from error
+    if max(size) > MAX_SIDE:
+        raise DatasetError(f"{what}: {size[1]} x {size[0]} pixels; at most {MAX_SIDE} a side")
+    return size
 
 
 def _features(

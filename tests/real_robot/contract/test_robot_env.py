@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
-from own_recordings import FPS, INSTRUCTION, SIZE, SO101, so101
+from own_recordings import FPS, INSTRUCTION, SIZE, SO101, robomimic, so101
 from typer.testing import CliRunner
 
 from real_robot.contract.env import RobotEnvConfig
@@ -16,7 +18,8 @@ from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.source import grippers_of
 from vla_rl.data.statistics import compute_statistics
-from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.checks import HIL, check
+from vla_rl.recipe.recipe import load_recipe, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +89,54 @@ def test_the_shipped_recipe_is_one_of_a_robot() -> None:
     assert recipe.env.kind == "robot" and recipe.env.not_stepped
     with pytest.raises(ConfigError, match="nothing that answers"):
         recipe.env.build()
+
+
+def test_hil_learns_from_recordings_and_acts_in_a_simulator_alone(recorded: Path) -> None:
+    hil = {"evaluate": "never", "prior": "none", "warm_updates": 0}
+    values: dict[str, Any] = {
+        "run": "hil",
+        "name": "own",
+        "env": {"kind": "robot", "dataset": str(recorded)},
+        "policy": {"kind": "openvla", "path": "pretrained:tabletop_clean"},
+    }
+    check(read_recipe(values | {"hil": {**hil, "actor": "recordings", "recordings": "data"}}), HIL)
+    with pytest.raises(ConfigError, match="nothing that answers"):
+        check(read_recipe(values | {"hil": hil}), HIL)
+
+
+WORLD_MODEL = """
+run: fit
+name: own
+env: {{kind: robot, dataset: {data}}}
+policy: {{kind: openvla, preset: tiny, cameras: [agentview]}}
+world_model:
+  kind: latent_video
+  datasets: {data}
+  model:
+    autoencoder: {{channels: [4, 8], blocks: [1, 1], latent_channels: 4}}
+    dynamics: {{width: 32, depth: 1, heads: 2, patch: 4, memory: 2}}
+    success: {{width: 32, depth: 1}}
+    frame_steps: 4
+  clip_frames: 4
+  holdout: 0.5
+  max_false_success: 0.99
+  min_failures: 1
+  autoencoder: {{steps: 2, batch_size: 4}}
+  dynamics: {{steps: 2, batch_size: 4}}
+  success: {{steps: 2, batch_size: 4}}
+"""
+
+
+@pytest.mark.slow
+def test_a_world_model_is_fitted_on_recordings_alone(tmp_path: Path) -> None:
+    file, data, recipe = robomimic(tmp_path / "demos.hdf5", 16), tmp_path / "data", tmp_path / "fit.yaml"
+    raw: Any
+    with h5py.File(file, "a") as raw:
+        for number in range(0, 16, 2):
+            raw[f"data/demo_{number}/rewards"][...] = 0  # A failure.
+    run = CliRunner().invoke
+    assert run(app, ["import", str(file), "-o", str(data), "--instruction", "lift it"]).exit_code == 0
+    recipe.write_text(WORLD_MODEL.format(data=data))
+    done = run(app, ["world-model", "fit", str(recipe), "-o", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert any((tmp_path / "run" / "world_model").glob("*.safetensors"))

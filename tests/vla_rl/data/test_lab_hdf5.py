@@ -126,6 +126,20 @@ def endless(raw: Any) -> None:
     raw.create_dataset("action", (MAX_STEPS + 1, 14), np.float32, chunks=True)
 
 
+def vast(raw: Any) -> None:
+    del raw["observations/images/cam_high"]
+    shape = (len(raw["action"]), 20_000, 20_000, 3)
+    raw.create_dataset("observations/images/cam_high", shape, np.uint8, chunks=(1, 64, 64, 3))
+
+
+def huge_picture(raw: Any) -> None:
+    """A JPEG whose head says that it is far larger than it is."""
+    images = raw["observations/images/cam_high"]
+    row = bytes(images[0])
+    place = row.index(b"\xff\xc0") + 5
+    images[0] = np.frombuffer(row[:place] + b"\xff\x00\xff\x00" + row[place + 4 :], np.uint8)
+
+
 def elsewhere(raw: Any) -> None:
     del raw["action"]
     raw["action"] = h5py.ExternalLink("episode_1.hdf5", "/action")
@@ -145,6 +159,8 @@ def objects(raw: Any) -> None:
         (torn_jpeg, "cam_high: picture 4: 2 bytes that are no whole JPEG"),
         (other_lengths, r"compress_len: .* are not the lengths of the \(3, \d+\) pictures"),
         (endless, r"action: has shape \(100001, 14\); an episode has 1 to 100000 steps"),
+        (vast, r"cam_high: has shape \(\d+, 20000, 20000, 3\), over 16 GiB"),
+        (huge_picture, "picture 1 of cam_high: Image size .* at most 4096 pixels a side"),
         (elsewhere, "action: lies in another file"),
         (objects, r"action: is object \(3,\), expected numbers"),
     ],
@@ -184,6 +200,10 @@ def test_what_each_format_takes_and_what_needs_no_import(tmp_path: Path) -> None
     dataset = so101(tmp_path / "so101", episodes=1, videos=False)
     done = run(dataset, "-o", tmp_path / "dataset")
     assert done.exit_code == 2 and "is a LeRobotDataset already" in done.stderr
+    info = dataset / "meta" / "info.json"
+    info.write_text(info.read_text().replace("v3.0", "v2.1"))
+    done = run(dataset, "-o", tmp_path / "dataset")
+    assert done.exit_code == 2 and "lerobot.scripts.convert_dataset_v21_to_v30" in done.stderr
 
 
 def test_jpeg_of_aloha_is_kept_as_it_is(tmp_path: Path) -> None:
