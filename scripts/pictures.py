@@ -1,6 +1,7 @@
 """The pictures of the README and the docs, made from one run of `vla-rl demo`.
 
 python scripts/pictures.py RUN    # writes docs/pictures/: imagined_and_real.gif, demo_gain.svg, report.png, trust.png
+python scripts/pictures.py --dataset FOLDER    # writes dataset.png
 python scripts/pictures.py --console    # writes console.png, of a simulated robot (`vla-rl robot install` first)
 """
 
@@ -120,13 +121,17 @@ def save(page: Any, name: str) -> None:
     shown.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
 
 
-def draw_pages(run: Path) -> None:
-    """Draw the top of a run's page and of what it says of its world model."""
-    pages = {"report.png": RunFolder(run / "round_1" / "train").report}
-    pages["trust.png"] = RunFolder(run / "round_1" / "fit").world_model / PAGE_FILE
+def pages_of(run: Path) -> dict[str, Path]:
+    """A run's page, and what it says of its world model, each by its picture's name."""
+    world_model = RunFolder(run / "round_1" / "fit").world_model
+    return {"report.png": RunFolder(run / "round_1" / "train").report, "trust.png": world_model / PAGE_FILE}
+
+
+def draw_pages(pages: dict[str, Path], height: int = WINDOW["height"]) -> None:
+    """Draw the top of each page."""
     with browser() as chromium:
         for name, page_file in pages.items():
-            page = chromium.new_context(viewport=WINDOW, device_scale_factor=1).new_page()
+            page = chromium.new_context(viewport={**WINDOW, "height": height}).new_page()
             page.goto(page_file.resolve().as_uri())
             save(page, name)
 
@@ -162,12 +167,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="of `vla-rl demo`")
     parser.add_argument("--console", action="store_true", help="the console's picture")
+    parser.add_argument("--dataset", type=Path, help="a dataset with the page that `vla-rl report` wrote")
     args = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     if args.run:
         draw_imagined_and_real(args.run)
         draw_gain(args.run)
-        draw_pages(args.run)
+        draw_pages(pages_of(args.run))
+    if args.dataset:
+        draw_pages({"dataset.png": args.dataset / "report.html"}, height=1000)
     if args.console:
         draw_console()
 
