@@ -232,10 +232,20 @@ def _datasets(recipe: Recipe) -> None:
     check_datasets(dataset.path for dataset in demonstrations_of(recipe).datasets)
 
 
+def _action_scale(recipe: Recipe) -> None:
+    if recipe.acting_env.not_stepped and demonstrations_of(recipe).action_scale == "environment":
+        spec = recipe.acting_env.env_spec()
+        if max(spec.action_high.max(), -spec.action_low.min()) > 1:
+            raise ConfigError(
+                "sft.action_scale: got 'environment', which stands for actions of -1 to 1; the robot's are "
+                f"{spec.action_low.min():g} to {spec.action_high.max():g}: leave it out (quantiles)"
+            )
+
+
 ANY = Command(Recipe)
 EVAL = Command(Recipe, looks=(_evaluation, _checkpoint))
 COLLECT = Command(Recipe, looks=(_acting_policy,))
-SFT = Command(Recipe, looks=(_datasets, _checkpoint))
+SFT = Command(Recipe, looks=(_datasets, _action_scale, _checkpoint))
 TRAIN = Command(
     TrainRecipe, "tabletop_grpo", (_learns_by_acting, _demonstrations, _keyframes, _real_episodes, _checkpoint)
 )

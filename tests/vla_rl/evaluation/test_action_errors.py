@@ -90,6 +90,11 @@ def test_eval_measures_a_policy_on_the_episodes_that_its_cloning_held_out(cloned
     assert again.exit_code == 2 and "already holds an evaluation" in again.stderr
 
 
+def test_joints_in_degrees_are_no_actions_of_a_simulators_scale(cloned: Path, tmp_path: Path) -> None:
+    done = run("sft", cloned / "arm.yaml", "sft.action_scale=environment", "-o", tmp_path / "run")
+    assert done.exit_code == 2 and "sft.action_scale: got 'environment'" in done.stderr and "to 100" in done.stderr
+
+
 def test_eval_refuses_episodes_that_the_policy_has_learned(cloned: Path, tmp_path: Path) -> None:
     recipe, policy = cloned / "run" / "config.yaml", f"policy.path={cloned / 'run' / 'policy'}"
     for change, said in (
@@ -109,7 +114,7 @@ def test_offline_is_measured_before_and_after_on_other_recordings(cloned: Path, 
     recipe = tmp_path / "offline.yaml"
     other = so101(tmp_path / "other", episodes=2, videos=False)
     text = RECIPE.format(data=cloned / "data").replace("run: sft", "run: offline").replace("0.4", "0")
-    recipe.write_text(text + "offline: {method: cloning}\n")
+    recipe.write_text(text + "offline: {kind: cloning}\n")
     command = ("train", recipe, f"policy.path={cloned / 'run' / 'policy'}", "-o", tmp_path / "run")
     done = run(*command)
     assert done.exit_code == 2 and "eval.datasets: without a simulator" in done.stderr, done.output
