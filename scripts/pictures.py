@@ -27,11 +27,11 @@ from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.video import decorate, episode_frames, tile
 from vla_rl.interfaces import VecEnv
-from vla_rl.policies.load import load_policy
+from vla_rl.policies.inspect import load_policy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.types import Episode, EpisodeSpec
-from vla_rl.workflows.imagination.real_and_imagined import imagined_env
+from vla_rl.workflows.imagination.measure_trust import imagined_env
 from world_model.trust.report import PAGE_FILE
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "real_robot"))

@@ -26,7 +26,7 @@ from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.common.distributed.fsdp import local, whole
 from vla_rl.common.distributed.launched import launched_group
 from vla_rl.common.distributed.process_group import ProcessGroup
-from vla_rl.common.distributed.weights import trained_weights
+from vla_rl.common.distributed.tensor_files import trained_weights
 from vla_rl.interfaces import VecEnv
 from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 from vla_rl.policies.fake_input import fake_env_spec

@@ -22,9 +22,15 @@ from vla_rl.recipe.checks import ANY, COLLECT, EVAL
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
-from vla_rl.workflows.evaluate_policy import base_and_final, compare_policies, find_evaluation, save_comparison
+from vla_rl.workflows.evaluate_policy import (
+    base_and_final,
+    chosen,
+    compare_policies,
+    evaluate_perturbed,
+    find_evaluation,
+    save_comparison,
+)
 from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
-from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
 from vla_rl.workflows.suites import evaluate_suites, suite_recipes
 
 app = typer.Typer()

@@ -28,8 +28,14 @@ from vla_rl.common.progress import Progress, Stopwatch, silent_progress
 from vla_rl.common.run_folder import versions
 from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.data.config import MaybeDatasets
-from vla_rl.evaluation.journal import EpisodeJournal, journals
-from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.evaluation.results import (
+    EpisodeJournal,
+    EpisodeRecord,
+    Evaluation,
+    EvaluationError,
+    EvaluationMeta,
+    journals,
+)
 from vla_rl.evaluation.video import write_episode_video
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.runner import collect, derived_seed, run_episodes

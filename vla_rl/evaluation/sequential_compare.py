@@ -12,8 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config, TaskNames
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.journal import EpisodeJournal
-from vla_rl.evaluation.results import EpisodeRecord, EvaluationError
+from vla_rl.evaluation.results import EpisodeJournal, EpisodeRecord, EvaluationError
 from vla_rl.evaluation.sequential import PairedSequentialTest
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv

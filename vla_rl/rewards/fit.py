@@ -22,8 +22,7 @@ from vla_rl.evaluation.statistics import clustered_wilson_interval
 from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 from vla_rl.rewards.config import RewardFitConfig
 from vla_rl.rewards.frames import RewardFrames
-from vla_rl.rewards.model import LearnedReward, RewardFacts, logits, seen
-from vla_rl.rewards.network import RewardNetwork
+from vla_rl.rewards.model import LearnedReward, RewardFacts, RewardNetwork, logits, seen
 from vla_rl.training.trainer import Trainer
 from vla_rl.types import EnvSpec
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from vla_rl.common.distributed.process_group import current
-from vla_rl.common.distributed.weights import CheckpointError, load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import CheckpointError, load_weights, trained_weights
 from vla_rl.common.progress import step_progress
 from vla_rl.common.run_folder import flat, is_free
 from vla_rl.data.dataset import BCDataset

@@ -28,8 +28,7 @@ from safetensors.torch import load_file
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.distributed.fsdp import like
-from vla_rl.common.distributed.tensor_files import write_tensors
-from vla_rl.common.distributed.weights import CheckpointError
+from vla_rl.common.distributed.tensor_files import CheckpointError, write_tensors
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"

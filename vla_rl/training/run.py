@@ -21,7 +21,7 @@ from vla_rl.algorithms.learner import Learner
 from vla_rl.algorithms.stale import EarlierRollouts
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.distributed.process_group import current, resolve_device
-from vla_rl.common.distributed.weights import load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
 from vla_rl.common.progress import Progress, Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import RunSteps
@@ -31,7 +31,7 @@ from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.load import load_policy
+from vla_rl.policies.inspect import load_policy
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from vla_rl.common.distributed.fsdp import like, local
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
-from vla_rl.common.distributed.weights import CheckpointError
+from vla_rl.common.distributed.tensor_files import CheckpointError
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.config import TrainerConfig
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, read_scalars

@@ -13,8 +13,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.workflows.evaluate_policy import evaluate
-from vla_rl.workflows.perturbed import finished
+from vla_rl.workflows.evaluate_policy import evaluate, finished
 from vla_rl.workflows.recipe_parts import policy_path
 
 

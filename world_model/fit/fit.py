@@ -47,10 +47,9 @@ from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
-from world_model.fit.replay import ImaginedSamples, replay_logits
+from world_model.fit.replay import ImaginedSamples, replay_logits, success_loss
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, continue_in, for_env
-from world_model.fit.success import success_loss
 from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata

@@ -14,8 +14,7 @@ from vla_rl.cli.app import app
 from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
-from vla_rl.evaluation.journal import EpisodeJournal
-from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.evaluation.results import EpisodeJournal, EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.sequential_compare import SequentialConfig, compare_sequential
 from vla_rl.evaluation.verdict import changed_tasks, verdict
 

@@ -22,8 +22,7 @@ from vla_rl.evaluation.evaluate import (
     policy_hash,
     with_steps_after_success,
 )
-from vla_rl.evaluation.journal import EpisodeJournal, journals, read_journal, unfinished
-from vla_rl.evaluation.results import Evaluation, EvaluationError
+from vla_rl.evaluation.results import EpisodeJournal, Evaluation, EvaluationError, journals, read_journal, unfinished
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.rollout import runner as runner_module
 from vla_rl.rollout.actors.rollouts import RayRolloutConfig

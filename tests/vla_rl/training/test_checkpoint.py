@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.common.atomic import atomic_folder, restore_replaced, write_text_atomic
-from vla_rl.common.distributed.tensor_files import TENSOR_DTYPES, write_tensors
-from vla_rl.common.distributed.weights import load_weights
+from vla_rl.common.distributed.tensor_files import TENSOR_DTYPES, load_weights, write_tensors
 from vla_rl.training import checkpoint as ck
 
 

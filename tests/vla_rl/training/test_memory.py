@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from vla_rl.algorithms.grpo import GRPOConfig
-from vla_rl.common.distributed.weights import load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import load_recipe

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from vla_rl.algorithms.grpo import GRPOConfig
-from vla_rl.common.distributed.weights import CheckpointError
+from vla_rl.common.distributed.tensor_files import CheckpointError
 from vla_rl.training.config import OptimConfig, TrainerConfig
 from vla_rl.training.trainer import Trainer, TrainingDivergedError, lr_factor, warmup_factor
 

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.journal import EpisodeJournal
-from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.evaluation.results import EpisodeJournal, EpisodeRecord
 from vla_rl.policies.fake_input import fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation

@@ -14,7 +14,7 @@ from vla_rl.config import ConfigError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.robustness import Robustness
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows.perturbed import chosen
+from vla_rl.workflows.evaluate_policy import chosen
 
 
 def command(folder: Path, *more: str) -> Result:

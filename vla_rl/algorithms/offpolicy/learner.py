@@ -13,7 +13,7 @@ from vla_rl.algorithms.offpolicy.config import OnlineConfig, ReplayLearningConfi
 from vla_rl.algorithms.offpolicy.critic import SUBSET, critic_loss
 from vla_rl.algorithms.offpolicy.edits import EditPolicy
 from vla_rl.algorithms.offpolicy.networks import CriticNetworks, q_logits
-from vla_rl.algorithms.offpolicy.noise_learner import NoiseLearner
+from vla_rl.algorithms.offpolicy.noise import NoiseLearner
 from vla_rl.algorithms.offpolicy.replay import ReplayBatch
 from vla_rl.algorithms.offpolicy.transitions import Transitions
 from vla_rl.training.trainer import Trainer

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.common.run_status import read_status
-from vla_rl.evaluation.journal import unfinished
 from vla_rl.evaluation.report.charts import stacked_bar
+from vla_rl.evaluation.results import unfinished
 
 STAGES = ("simulation", "inference", "forward_backward", "optimizer", "other")
 

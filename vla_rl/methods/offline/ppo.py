@@ -27,7 +27,7 @@ from vla_rl.algorithms.offpolicy.logged import FACTS_FILE, CriticOfLogsConfig, o
 from vla_rl.algorithms.offpolicy.offline import LoggedRun
 from vla_rl.algorithms.offpolicy.transitions import choose
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.distributed.weights import load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import component
 from vla_rl.data.dataset import BCDataset

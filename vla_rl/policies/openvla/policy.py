@@ -20,7 +20,6 @@ from vla_rl.policies.base import check_cameras, check_sizes
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
-from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.layout import PublishedFolder, warn_of_other_suite
 from vla_rl.policies.openvla.inputs import image_batch, prepare_images, prompt_batch, state_batch
@@ -29,7 +28,7 @@ from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_e
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix, Prompt
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
-from vla_rl.policies.token_draws import check_temperature, draw, guided, token_log_prob
+from vla_rl.policies.token_draws import check_temperature, decode, draw, guided, token_log_prob
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 

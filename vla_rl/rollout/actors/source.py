@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_rl.common.distributed.weights import trained_weights
+from vla_rl.common.distributed.tensor_files import trained_weights
 from vla_rl.common.progress import Stopwatch
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
-from vla_rl.common.distributed.weights import check_names, load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import check_names, load_weights, trained_weights
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.config import WeightsDtype
 

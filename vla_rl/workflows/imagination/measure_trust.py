@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import rich
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import read_notes
+from vla_rl.data.keyframes import split_start
+from vla_rl.evaluation.evaluate import build_env, evaluate
+from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.policies.inspect import load_policy
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
-from vla_rl.workflows.imagination.real_and_imagined import success_as_recorded, success_in_both
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
+from vla_rl.rollout.runner import collect
+from vla_rl.types import Episode, EpisodeSpec
+from vla_rl.workflows.recipe_parts import (
+    build_policy,
+    env_spec,
+    imagining,
+    limit_threads,
+    policy_version,
+    world_model_section,
+)
+from world_model.data.episodes import open_episodes
 from world_model.data.keyframes import mine_keyframes as mine
 from world_model.data.style_sheet import write_style_sheet
 from world_model.env.config import WorldModelEnvConfig
-from world_model.trust.evaluate import measure_trust
+from world_model.trust.evaluate import PolicySuccess, measure_trust
 
 
 def measure_world_model(
@@ -72,3 +90,72 @@ def show_styles(recipe: FitRecipe, dataset: Path, file: Path, num_episodes: int,
     section = world_model_section(recipe)
     options = {"seed": recipe.seed, "num_episodes": num_episodes, "num_styles": num_styles}
     return write_style_sheet(section.style, section.dataset(dataset), env_spec(recipe), file, **options)
+
+
+def imagined_env(recipe: Recipe, world_model: Path) -> WorldModelEnvConfig:
+    """Return the recipe's environment with this world model in it, whatever its trust: not limited by its horizon."""
+    own = imagining(recipe)
+    env = type(own).model_validate(own.model_dump() | {"path": str(world_model), "trust": {"ignore": True}})
+    # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after.
+    changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0, "branch_frames": None}
+    if env.imagination.horizon is None:
+        changes["horizon"] = max(env.env_spec().horizon.values())
+    return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})
+
+
+def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per_task: int) -> PolicySuccess:
+    """Return a policy's name, initial states, and success from each in the real environment and in imagination.
+
+    Initial states are the `validation` split's, each sampled from once; otherwise as the recipe's `eval` says.
+    """
+    loaded = load_policy(policy, resolve_device(recipe.device))
+    wanted = recipe.eval.model_copy(
+        update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
+        | {"episodes_per_task": episodes_per_task}
+    )
+    found = []
+    for env_config in (recipe.rollout.placed(recipe.acting_env), imagined_env(recipe, world_model)):
+        with closing(build_env(env_config)) as env:
+            found.append(evaluate(loaded, env, wanted, name=policy).episodes)
+    pairs = paired(*found)
+    return policy, [start for start, _, _ in pairs], [r.success for _, r, _ in pairs], [i.success for _, _, i in pairs]
+
+
+def success_as_recorded(recipe: Recipe, world_model: Path, datasets: Sequence[Path]) -> PolicySuccess | None:
+    """Return the recipe's policy's success in its recorded real episodes, and in imagination from where they began.
+
+    Each initial state is begun from as often, at the same temperature. None where no dataset is of this policy's own
+    episodes, all from `train` states of the environment.
+    """
+    name, env_config = policy_version(recipe), imagined_env(recipe, world_model)
+    spec, states, real, temperatures = env_config.env_spec(), [], [], set()
+    for path in datasets:
+        notes = read_notes(path)
+        if notes.get("policy_version") != name:
+            continue
+        dataset = open_episodes(DatasetConfig(path=str(path)), spec)
+        temperatures.add(float(notes["collect"]["temperature"]))
+        ends = dataset.starts + dataset.lengths - 1
+        for episode in dataset.episodes.tolist():
+            states.append(split_start(dataset.initial_states[episode]))
+            real.append(bool(dataset.succeeded[ends[episode]]))
+    if len(temperatures) != 1 or any(task not in spec.tasks or split != "train" for task, split, _ in states):
+        return None
+    specs = [EpisodeSpec(task, "train", index) for task, _, index in states]
+    policy = build_policy(recipe, env_spec(recipe))
+    with closing(build_env(env_config)) as env:
+        imagined = collect(policy, env, specs, temperature=temperatures.pop(), seed=recipe.seed)
+    kept = [(_start(e), r, e.success) for r, e in zip(real, imagined, strict=True) if not e.lost]
+    return name, [start for start, _, _ in kept], [r for _, r, _ in kept], [i for _, _, i in kept]
+
+
+def paired[E: (Episode, EpisodeRecord)](real: Sequence[E], imagined: Sequence[E]) -> list[tuple[str, E, E]]:
+    """Return (initial state, real episode, imagined episode) of each state from which neither was lost."""
+    others = {_start(episode): episode for episode in imagined if not episode.lost}
+    starts = [(_start(episode), episode) for episode in real if not episode.lost]
+    return [(start, episode, others[start]) for start, episode in starts if start in others]
+
+
+def _start(episode: Episode | EpisodeRecord) -> str:
+    spec = episode.spec if isinstance(episode, Episode) else episode
+    return f"{spec.task}/{spec.split}/{spec.index}"

@@ -23,7 +23,7 @@ from vla_rl.common.distributed import parts
 from vla_rl.common.distributed.fsdp import whole
 from vla_rl.common.distributed.launched import launched_group
 from vla_rl.common.distributed.process_group import ProcessGroup
-from vla_rl.common.distributed.weights import load_weights, trained_weights
+from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig

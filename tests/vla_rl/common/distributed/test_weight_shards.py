@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_rl.common.distributed.weights import CheckpointError, trained_weights
+from vla_rl.common.distributed.tensor_files import CheckpointError, trained_weights
 from vla_rl.rollout.actors.weights import load_shards, pack, shards, unpack
 
 

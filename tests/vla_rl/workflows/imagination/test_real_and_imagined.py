@@ -12,10 +12,10 @@ from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.source import LocalRolloutConfig
-from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired, success_in_both
+from vla_rl.workflows.imagination.measure_trust import imagined_env, paired, success_in_both
 from world_model.metadata import resolve_path
 
-MODULE = "vla_rl.workflows.imagination.real_and_imagined"
+MODULE = "vla_rl.workflows.imagination.measure_trust"
 
 
 def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
