@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from vla_rl.common.task_names import print_table
 from vla_rl.config import apply_overrides, validate
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.foreign import compare_any, read_evaluation
+from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import ANY, COLLECT, EVAL
@@ -111,8 +113,12 @@ def evaluate(
                 evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
                 tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
             elif loaded.acting_env.not_stepped:
-                tables = [evaluate_recorded(loaded, run.path, name, run.report, say).table()]
+                tables = [evaluate_recorded(loaded, run.path, name, say).table()]
                 written = str(run.action_errors_of(name))
+                if not run.metrics.is_file():  # The page of a run that learned is its own, and links to this one.
+                    shutil.copyfile(run.action_errors_of(name).with_suffix("") / run.report.name, run.report)
+                else:
+                    write_report(run.path)
             else:
                 tables, written = [run_evaluation(loaded, run.path, name).table()], str(run.evaluation(name))
     if world.is_main:

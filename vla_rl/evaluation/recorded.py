@@ -26,6 +26,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import evaluation_mode
 
 MAX_MOMENTS = 50  # of an episode, spread evenly
+FEW = 10  # episodes, below which the bootstrap's intervals are too narrow
 BATCH = 32  # observations that the policy acts on at once
 NOT_SUCCESS = (
     "An action error is not success: a policy can be near the recorded actions and fail, or far from them and succeed. "
@@ -97,7 +98,8 @@ class ActionErrors(Config):
 
     def headline(self) -> str:
         """What it comes to, in a sentence."""
-        where = f"on {self.num_episodes} held-out episodes ({self.num_moments} moments)"
+        few = ", too few for a sound interval" if self.num_episodes < FEW else ""
+        where = f"on {self.num_episodes} held-out episodes{few} ({self.num_moments} moments)"
         than = f"{self.ratio.text()} times that of repeating the last action, {where}"
         if self.ratio.high < 1:
             return f"The action error is {than}: the policy has learned something of what comes next."

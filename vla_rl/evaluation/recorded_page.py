@@ -22,7 +22,9 @@ COLUMNS = 3  # of plots, a dimension each
 def write_page(result: ActionErrors, tracks: Sequence[Track], path: Path, command: str = "") -> Path:
     """Write the page; its pictures are inside it, nothing is fetched."""
     ordered = sorted(tracks, key=lambda track: track.error)
-    shown = {"the usual episode": ordered[len(ordered) // 2], "the episode with the largest error": ordered[-1]}
+    shown = {"the episode with the largest error": ordered[-1]}
+    if len(ordered) > 1:
+        shown = {"the usual episode": ordered[(len(ordered) - 1) // 2], **shown}
     names = [one.name for one in result.dimensions]
     content = {
         "result": result,

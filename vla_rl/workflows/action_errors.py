@@ -20,9 +20,9 @@ from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
 
 def evaluate_recorded(
-    recipe: Recipe, folder: Path, name: str, page: Path, show: Callable[[str], None] = lambda _: None
+    recipe: Recipe, folder: Path, name: str, show: Callable[[str], None] = lambda _: None
 ) -> ActionErrors:
-    """Measure the recipe's policy on held-out episodes; writes action_errors/NAME.json and the page.
+    """Measure the recipe's policy on held-out episodes; writes action_errors/NAME.json and NAME/report.html.
 
     Raises:
         ConfigError: no episodes are held out, or the policy is known to have learned from them.
@@ -56,8 +56,10 @@ def evaluate_recorded(
         unseen=unseen,
         control_hz=spec.control_hz,
     )
-    result.save(RunFolder(folder).action_errors_of(name))
-    write_page(result, tracks, page, command_line())
+    run = RunFolder(folder)
+    file = run.action_errors_of(name)
+    result.save(file)
+    write_page(result, tracks, file.with_suffix("") / run.report.name, command_line())
     return result
 
 

@@ -84,9 +84,8 @@ def evaluate_once(recipe: Recipe, folder: Path, name: str) -> None:
     """Run the recipe's evaluation, unless the run has it."""
     run = RunFolder(folder)
     if recipe.acting_env.not_stepped:
-        file = run.action_errors_of(name)
-        if not file.is_file():
-            evaluate_recorded(recipe, folder, name, file.with_suffix("") / run.report.name)
+        if not run.action_errors_of(name).is_file():
+            evaluate_recorded(recipe, folder, name)
     elif not run.evaluation(name).is_file():
         evaluate(recipe, folder, name)
 

@@ -86,6 +86,8 @@ def test_eval_measures_a_policy_on_the_episodes_that_its_cloning_held_out(cloned
     assert found["unseen"] == "They were held out when the policy was cloned."
     page = (tmp_path / "eval" / "report.html").read_text()
     assert "An action error is not success" in page and page.count("data:image/png") == 3 and SIZE == 48
+    assert run("report", tmp_path / "eval").exit_code == 0  # The run's page in its place still says it.
+    assert "On recordings, policy: The action error is" in (tmp_path / "eval" / "report.html").read_text()
     again = run("eval", recipe, policy, "-o", tmp_path / "eval")
     assert again.exit_code == 2 and "already holds an evaluation" in again.stderr
 
@@ -122,4 +124,6 @@ def test_offline_is_measured_before_and_after_on_other_recordings(cloned: Path, 
     assert done.exit_code == 0, done.output
     for name in ("base", "final"):
         assert (tmp_path / "run" / "action_errors" / name / "report.html").is_file()
-    assert "action_errors/final/report.html" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert 'href="action_errors/final/report.html">action errors of final<' in page
+    assert "On recordings, base: The action error is" in page and "An action error is not success" in page

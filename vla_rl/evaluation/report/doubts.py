@@ -125,7 +125,8 @@ def links(folder: Path) -> list[tuple[str, str]]:
     pages = [*sorted(folder.glob("*/report.html")), *sorted(folder.glob("*/*/report.html"))]
     for path in pages:
         name = path.parent.name.replace("_", " ")
-        found.append((f"the control: {name}" if "shuffled" in name or "control" in name else f"the run {name}", path))
+        what = "the control:" if "shuffled" in name or "control" in name else "the run"
+        found.append((f"action errors of {name}" if path.parts[-3] == "action_errors" else f"{what} {name}", path))
     for path in inside:
         if path.is_dir() and "shuffled" not in path.parent.name:
             found.append(("the policy", path))
