@@ -19,7 +19,7 @@ from real_robot.types import Command, RobotObservation
 
 SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
 SIDE = 96  # pixels, about, of a picture's height and width that are looked at
-OVERLAY = 0.02  # share of a picture that a clock written into it may have
+OVERLAY = 0.01  # share of a picture that a clock written into it may have
 POSE_TRAVEL, JOINT_TRAVEL = 0.02, 0.05  # meters, and share of a joint's range: a robot that went so far has moved
 
 
@@ -344,8 +344,9 @@ def measured_motion(config: SafetyConfig) -> tuple[list[int], np.ndarray]:
 class FrozenCamera:
     """A camera shows the same pixels, to the last bit, for long while the robot is measured to move.
 
-    What changes within a box of OVERLAY of the picture, as a clock that is written into it, counts for nothing. A robot
-    that stands may be seen unchanged, as in a renderer; one whose motion is not measured is not judged.
+    What changes within a box of OVERLAY of the picture that does not grow, as a clock that is written into it, counts
+    for nothing. A robot that stands may be seen unchanged, as in a renderer; one whose motion is not measured is not
+    judged.
     """
 
     name = "frozen_camera"
@@ -365,6 +366,8 @@ class FrozenCamera:
             if before is None or not before.lasts(pixels):
                 self._seen[camera] = _Still(pixels, observation.stamp, where)
                 continue
+            if before.has_grown:  # something small moves in it
+                before.begin(observation.stamp, where)
             seconds = observation.stamp - before.since
             if seconds > self._after and (before.travel(where) > self._travel).any():
                 found = found or (
@@ -381,18 +384,26 @@ class _Still:
     """A picture that has not changed since, but for a small box in it, and where the robot has been meanwhile."""
 
     def __init__(self, pixels: np.ndarray, since: float, where: np.ndarray) -> None:
-        self.pixels, self.since, self._low, self._high = pixels.copy(), since, where, where
+        self.pixels, self.has_grown, self._size = pixels.copy(), False, 0
         self._changed = np.zeros(pixels.shape[:2], bool)
+        self.begin(since, where)
+
+    def begin(self, since: float, where: np.ndarray) -> None:
+        """Count from now on."""
+        self.since, self._low, self._high = since, where, where
 
     def lasts(self, pixels: np.ndarray) -> bool:
         """The next picture is the same, but for the box."""
         if pixels.shape != self.pixels.shape:
             return False
+        self.has_grown = False
         if np.array_equal(pixels, self.pixels):
             return True
         self._changed |= (pixels != self.pixels).reshape(*self._changed.shape, -1).any(-1)
         sides = [np.flatnonzero(self._changed.any(axis)) for axis in (0, 1)]
-        return np.prod([side[-1] - side[0] + 1 for side in sides]) <= OVERLAY * self._changed.size
+        size = math.prod(int(side[-1] - side[0]) + 1 for side in sides)
+        self.has_grown, self._size = size > self._size, size
+        return size <= OVERLAY * self._changed.size
 
     def travel(self, where: np.ndarray) -> np.ndarray:
         """How far each number that tells of motion has gone."""

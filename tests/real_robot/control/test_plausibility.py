@@ -189,6 +189,17 @@ def test_a_clock_that_goes_on_in_a_frozen_picture_hides_nothing() -> None:
         )
 
 
+def test_something_small_that_moves_with_the_robot_is_no_clock() -> None:
+    """A dot of 3 x 3 of 64 x 64 pixels, in a picture without noise."""
+    robot, plain = Robot(TWIST), np.full((64, 64, 3), 90, np.uint8)
+    for _ in range(60):
+        shown = plain.copy()
+        at = 20 + round(60 * float(robot.state[0]))
+        shown[30:33, at : at + 3] = 200
+        robot.images = {"front": shown}
+        assert robot.tick(0.1, 0.0, 0.0).mode == "running", robot.reason
+
+
 def test_a_renderer_that_shows_the_arm_is_not_frozen() -> None:
     env = TabletopConfig().make()
     for task in ("push_to_zone", "pick_place"):
