@@ -59,7 +59,7 @@ class JointArm(Robot):
         image = np.full((SIZE, SIZE, 3), 60, np.uint8)
         image[:24, 20:26] = (230, 200, 40)
         self.pictures += 1
-        image[-4:, -4:, 2] = self.pictures % 256  # No two pictures of a camera are the same.
+        image[-8:, :, 2] = self.pictures % 256  # No two pictures of a camera are the same.
         return {**self.position, **{view: image for view in self.config.views}}
 
     def send_action(self, action: dict[str, Any]) -> dict[str, Any]:

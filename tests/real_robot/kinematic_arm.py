@@ -96,7 +96,7 @@ class KinematicArm(Robot):
         picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
         picture[..., 0] = 200
         self.pictures += 1
-        picture[..., 2] = self.pictures % 256  # no two pictures of a camera are the same
+        picture[:, WIDTH // 2 :, 2] = self.pictures % 256  # no two pictures of a camera are the same
         return {**self.position, "front": picture, "front_depth": np.zeros((HEIGHT, WIDTH, 1), np.uint16)}
 
     def send_action(self, action: dict[str, Any]) -> dict[str, Any]:
