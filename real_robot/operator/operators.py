@@ -105,7 +105,8 @@ class TopicOperator:
         if limit and was_heard and self._clock() - self._stop_heard > limit:
             stop = f"the stop topic {self._topics.stop} has been silent for {limit:g} s"
         is_active = was_heard or not limit
-        return OperatorCommand(is_active, stop=stop, reset=reset, by_topic=True, deadman=self._deadman)
+        by_topic = reset is not None
+        return OperatorCommand(is_active, stop=stop, reset=reset, by_topic=by_topic, deadman=self._deadman)
 
 
 class Ending(Protocol):
