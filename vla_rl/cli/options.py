@@ -14,7 +14,7 @@ from vla_rl.common.errors import ConfigError
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 # How a workflow starts commands of this program in processes of their own.
-PROGRAM = (sys.executable, "-m", str(__package__))
+PROGRAM = (sys.executable, "-m", "vla_rl")
 
 
 def recipe_names(incomplete: str) -> list[str]:

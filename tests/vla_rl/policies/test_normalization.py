@@ -51,7 +51,9 @@ def test_gripper_passes_through_unchanged():
 def test_the_last_number_of_actions_comes_back_from_its_token(last, as_it_is):
     actions = np.random.default_rng(0).uniform(-0.3, 0.3, (200, 4)).astype(np.float32)
     actions[:, -1] = np.repeat(last, 100)
-    part: Any = SimpleNamespace(actions=actions, rows=np.arange(200), state=np.zeros((200, 0)), num_episodes=1)
+    part: Any = SimpleNamespace(
+        actions=actions, rows=np.arange(200), state=np.zeros((200, 0)), num_episodes=1, grippers=(3,)
+    )
     found = compute_statistics([part])["action"]
     assert found["mask"] == [True, True, True, not as_it_is]
     stats, tokens = QuantileStats.of("action", found, 4), ActionTokenizer(256)

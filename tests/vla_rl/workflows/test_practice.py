@@ -113,7 +113,7 @@ def test_each_episode_begins_where_the_last_one_has_left_its_block(tmp_path: Pat
         one = config.make()
         one.reset(begun[number])
         [first] = new_episodes(tmp_path / "set", number, ("agentview",), 1)
-        assert np.array_equal(first.obs.state[0], one._state()), "recorded from its beginning"
+        assert np.array_equal(first.obs.state[0], one.proprioception()), "recorded from its beginning"
         before = new_episodes(tmp_path / "set", number - 1, ("agentview",), 1)[0].obs.state[-1]
         assert np.abs(before[:3] - first.obs.state[0, :3]).max() > 0.05, "the way home is no part of an episode"
         assert np.array_equal(one._scene_arrays()["physics"], left.arrays["physics"])
