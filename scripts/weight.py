@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(98_416, 82_000),
-    "files": Limit(591, 520),
+    "lines": Limit(98_424, 82_000),
+    "files": Limit(592, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_075, 850),
@@ -59,8 +59,8 @@ LIMITS = {
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
-    "lines to the loss": Limit(1_641, 1_100),
-    "files to the loss": Limit(31, 18),
+    "lines to the loss": Limit(1_683, 1_100),
+    "files to the loss": Limit(30, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(50, 50),
     "slow tests": Limit(None, None),

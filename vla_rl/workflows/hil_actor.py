@@ -27,8 +27,9 @@ from vla_rl.recipe.runs import HilRecipe
 from vla_rl.rollout.practice import Practice, PracticeEnv
 from vla_rl.rollout.runner import RunningEpisode, derived_seed
 from vla_rl.types import EnvSpec
-from vla_rl.workflows.recipe_parts import limit_threads, longer, operator_options
+from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
+from vla_rl.workflows.scripted_person import longer, operator_options
 
 PUBLISHED, RECORDING = "published", "episodes"
 

@@ -37,7 +37,8 @@ from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.runs import RacRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.collect import clone, collect
-from vla_rl.workflows.recipe_parts import build_policy, limit_threads, longer, operator_options
+from vla_rl.workflows.recipe_parts import build_policy, limit_threads
+from vla_rl.workflows.scripted_person import longer, operator_options
 
 RESULTS, TABLE = "rac.json", "rac.md"
 Show = Callable[[str], None]

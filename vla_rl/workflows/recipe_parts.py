@@ -10,17 +10,15 @@ from typing import cast
 
 import torch
 
-from real_robot.operator.sim_interventions import OperatorOptions
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError, read_yaml, validate
+from vla_rl.config import ConfigError, read_yaml
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.verdict import verdict
-from vla_rl.interfaces import EnvConfig, Policy
+from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
-from vla_rl.recipe.rac_config import ScriptedPersonConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.types import EnvSpec
@@ -111,41 +109,3 @@ def policy_version(recipe: Recipe) -> str:
     """What a dataset says of who acted: the policy's path and the hash of its weights."""
     path = policy_path(recipe)
     return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"
-
-
-def operator_options(
-    config: ScriptedPersonConfig, demonstrate: bool = False, budget: int | None = None
-) -> OperatorOptions:
-    """How the scripted person works; `budget`: interventions that it still gives."""
-    return OperatorOptions(
-        alarm=config.alarm,
-        patience=config.patience,
-        alarm_fraction=config.alarm_fraction,
-        demonstrate=demonstrate,
-        temperature=config.temperature,
-        budget=budget,
-    )
-
-
-def longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
-    """The environment with horizons that leave the person `steps` control steps.
-
-    Args:
-        horizons: the environment's own, task -> control steps.
-
-    Raises:
-        ConfigError: it has no such option, or its simulator ends episodes before.
-    """
-    options, lengths = type(env).model_fields, set(horizons.values())
-    if "horizons" in options:
-        changes: dict[str, object] = {"horizons": {task: horizon + steps for task, horizon in horizons.items()}}
-    elif "horizon" in options and len(lengths) == 1:
-        changes = {"horizon": lengths.pop() + steps}
-    else:
-        raise ConfigError(f"env: {env.kind} has no option horizon or horizons, so there is no room for a person")
-    try:
-        return validate(type(env), env.model_dump() | changes, "env")
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error} The person has {steps} control steps beyond the policy's horizon; lower that, or operator_steps."
-        ) from None

@@ -18,7 +18,7 @@ from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
 from vla_rl.workflows.rac import RESULTS, _Rounds, _summarize, markdown, run_rac
-from vla_rl.workflows.recipe_parts import longer
+from vla_rl.workflows.scripted_person import longer
 
 
 def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: object) -> dict:
