@@ -33,6 +33,10 @@ from vla_rl.recipe.runs import (
 from vla_rl.training.config import SFTConfig
 
 
+# Options of an evaluation that action errors on recordings have no use for.
+_OF_SUCCESS = ("split", "tasks", "start_index", "temperatures", "samples_per_state", "videos", "plan")
+
+
 @dataclass(frozen=True)
 class Command[R: Recipe]:
     """What a command asks of a recipe.
@@ -208,6 +212,12 @@ def _evaluation(recipe: Recipe) -> None:
     if not recipe.acting_env.not_stepped:
         check_states(recipe, recipe.eval)
         return
+    for name in _OF_SUCCESS:
+        if (value := getattr(recipe.eval, name)) != EvalConfig.model_fields[name].default:
+            raise ConfigError(
+                f"eval.{name}: got {value!r}; on recordings the likeliest actions of all tasks are held against the "
+                "recorded ones, and nothing is filmed: leave it out"
+            )
     check_datasets((dataset.path for dataset in held_out_of(recipe)[0]), "eval.datasets")
 
 

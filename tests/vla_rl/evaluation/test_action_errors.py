@@ -104,6 +104,8 @@ def test_eval_refuses_episodes_that_the_policy_has_learned(cloned: Path, tmp_pat
         ("sft.validation_fraction=0.2", "sft.validation_fraction: got 0.2, and"),
         (f"eval.datasets={cloned / 'data'}", "is one of the datasets that"),
         ("sft.validation_fraction=0", "eval.datasets: without a simulator"),
+        ("eval.temperatures=[1]", "eval.temperatures: got (1.0,); on recordings the likeliest actions"),
+        ("eval.videos=5", "eval.videos: got 5; on recordings"),
     ):
         done = run("eval", recipe, policy, change, "-o", tmp_path / "eval")
         assert done.exit_code == 2 and said in done.stderr, done.output
