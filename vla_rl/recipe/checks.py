@@ -32,7 +32,6 @@ from vla_rl.recipe.runs import (
 )
 from vla_rl.training.config import SFTConfig
 
-
 # Options of an evaluation that action errors on recordings have no use for.
 _OF_SUCCESS = ("split", "tasks", "start_index", "temperatures", "samples_per_state", "videos", "plan")
 
