@@ -36,7 +36,7 @@ def fit_world_model(
     calibrate_on: Sequence[Path] = (),
     needs_threshold: bool | None = None,
 ) -> Path:
-    """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
+    """Fit the recipe's world model, collecting first what it learns from; goes on from what the folder holds.
 
     Args:
         datasets: to learn from beside `world_model.datasets`. start_from, holdout_from: in place of
@@ -52,8 +52,9 @@ def fit_world_model(
     run = RunFolder(folder)
     if run.world_model.is_dir():
         return run.world_model
+    used = {Path(one.path) for name in DATASETS_OF_A_FIT for one in getattr(section, name.partition(".")[2])}
     for config in recipe.datasets:
-        if not Path(config.dataset).is_dir():
+        if Path(config.dataset) in used and not Path(config.dataset).is_dir():
             collect(recipe, config, rich.print)
     values = section.model_dump()
     more = [{"path": str(p), "weight": w} for p, w in zip(datasets, weights or [1.0] * len(datasets), strict=True)]

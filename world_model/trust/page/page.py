@@ -143,6 +143,7 @@ def _page(report: TrustReport, folder: Path, require: Mapping[str, Requirement])
     return {
         "kicker": " · ".join(part for part in kicker if part),
         "model": Path(provenance.model).name or "world model",
+        "run": _run_page(folder.resolve()),
         "refused": bool(refusing),
         "headline": _headline(len(refusing), len(warning)),
         "verdicts": [(v, FIGURES[v.figure.split("/")[-1]].meaning) for v in verdicts],
@@ -162,6 +163,12 @@ def _page(report: TrustReport, folder: Path, require: Mapping[str, Requirement])
         ],
         "config": report.config.model_dump_json(indent=1),
     }
+
+
+def _run_page(folder: Path) -> str:
+    """Where, from its folder, the page of the RL lies that a closed loop runs in a world model; "" of other folders."""
+    is_of_round = folder.name == "world_model" and folder.parent.parent.name.startswith("round_")
+    return "../../train/report.html" if is_of_round else ""
 
 
 def _headline(num_refusing: int, num_warning: int) -> str:

@@ -124,6 +124,8 @@ def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, before_rl,
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "the world model was not fitted again"
     trust = json.loads((done.world_model / "trust.json").read_text())
     assert trust["figures"]["agreement"]["n"] == 24 and trust["provenance"]["chunk_frames"] == 1
+    assert '<a href="../../train/report.html">' in (done.world_model / "trust.html").read_text()
+    assert (done.world_model / "../../train/report.html").is_file()
     assert trust["figures"]["acting_gap"]["n"] == 24, "its own policy acted from where its held-out episodes began"
     admission = json.loads((done.run / "admission.json").read_text())
     assert Path(admission["report"]) == done.world_model / "trust.json" and admission["ignored"]
