@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import EpisodeSpec

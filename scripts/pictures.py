@@ -27,7 +27,7 @@ from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.video import decorate, episode_frames, tile
 from vla_rl.interfaces import VecEnv
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.types import Episode, EpisodeSpec

@@ -43,7 +43,7 @@ from vla_rl.evaluation.statistics import SEEDS_ALIKE, summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.types import EpisodeSpec, Keyframe, StepResult

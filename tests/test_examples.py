@@ -26,7 +26,7 @@ from real_robot.transports.messages import Bool, JointState, Message
 from real_robot.transports.ros.master import free_port
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import build_component
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.train import train
 from vla_rl.types import EpisodeSpec

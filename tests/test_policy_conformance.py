@@ -12,7 +12,7 @@ from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.methods.offline.preferences import episode_batch, log_probs
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 from vla_rl.workflows.gpu_bench import policy_matrix
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset

@@ -19,7 +19,7 @@ import torch
 from sim.tabletop import TabletopConfig
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 

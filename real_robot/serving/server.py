@@ -36,7 +36,7 @@ from vla_rl.data.statistics import action_range
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import ContinuingPolicy, Policy
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 HEALTH_PATH = "/healthz"
 CLOSE_ERROR = 1011  # openpi's close code after an error frame

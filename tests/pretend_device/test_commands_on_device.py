@@ -14,7 +14,7 @@ from vla_rl.cli import app as cli
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import dump_yaml
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.training.train import train
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 

@@ -8,7 +8,7 @@ from representatives import variants
 
 from pretend_device import pretending
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.workflows.gpu_bench.policy_matrix import (
     ON_DEVICES,
     QUESTIONS,

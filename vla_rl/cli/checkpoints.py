@@ -21,7 +21,7 @@ from vla_rl.evaluation.foreign import file_of
 from vla_rl.evaluation.report.report import write_evaluation_report, write_report
 from vla_rl.evaluation.report.status import status_lines
 from vla_rl.policies.base import describing_folder
-from vla_rl.policies.inspect import describe
+from vla_rl.policies.load import describe
 from vla_rl.workflows.push import push as run_push
 
 app = typer.Typer()

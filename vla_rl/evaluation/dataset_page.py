@@ -18,8 +18,8 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.health import Recorded, check_recorded, read
 from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.recorded_page import COLUMNS, png
-from vla_rl.evaluation.report.charts import BLUE, page_template
+from vla_rl.evaluation.recorded_page import COLUMNS
+from vla_rl.evaluation.report.charts import BLUE, page_template, png
 from vla_rl.evaluation.video import tile, write_mp4
 
 SHOWN, FILMED = 3, 2  # episodes: first, middle, last; of these the first ones as videos

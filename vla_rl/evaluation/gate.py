@@ -22,7 +22,7 @@ from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.pooled import PooledEvidence, PooledTest, power_text
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import EnvConfig, Policy, VecEnv
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.recorded import MAX_MOMENTS, NOT_SUCCESS, ActionErrors, Track
-from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, page_template
+from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, page_template, png
 
 COLUMNS = 3  # of plots, a dimension each
 
@@ -85,10 +83,3 @@ def draw_track(track: Track, names: Sequence[str]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("control step", fontsize=8)
     return figure
-
-
-def png(figure: Figure) -> str:
-    """A figure as PNG in base64."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return base64.b64encode(buffer.getvalue()).decode()

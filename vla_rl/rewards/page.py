@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from matplotlib import figure as mpl
 from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.report.charts import page_template
+from vla_rl.evaluation.report.charts import page_template, png
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
 from vla_rl.rewards.model import LearnedReward
@@ -40,7 +38,7 @@ def write_page(result: RewardResult, model: LearnedReward, frames: RewardFrames,
         "meanings": list(FIGURES.values()),
         "rows": result.rows(),
         "weights": result.weights[:12],
-        "calibration": _png(draw_calibration(result)),
+        "calibration": png(draw_calibration(result)),
         "parts": [
             (
                 "Worst false successes",
@@ -103,10 +101,4 @@ def _strip(number: int, model: LearnedReward, frames: RewardFrames, judged: Judg
         f"{frames.starts[number]}: “{frames.instructions[number]}”; {outcome}, {verdict} "
         f"(probability {judged.probability[number]:.2f})"
     )
-    return Strip(_png(draw_episode(number, model, frames, judged)), text)
-
-
-def _png(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return base64.b64encode(buffer.getvalue()).decode()
+    return Strip(png(draw_episode(number, model, frames, judged)), text)

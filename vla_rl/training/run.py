@@ -31,7 +31,7 @@ from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success

@@ -78,7 +78,7 @@ def _unseen(recipe: Recipe, policy: Path | None, paths: Sequence[str], fraction:
     if not known:
         return ""
     if fraction == 1:
-        if both := [path for path in paths if _place(path) in map(_place, known)]:
+        if both := [path for path in paths if _resolved(path) in map(_resolved, known)]:
             raise ConfigError(
                 f"eval.datasets: {both[0]} is one of the datasets that {policy} was cloned from ({file}); name "
                 "recordings that it has not learned, or clone with sft.validation_fraction and leave eval.datasets out"
@@ -87,7 +87,7 @@ def _unseen(recipe: Recipe, policy: Path | None, paths: Sequence[str], fraction:
     own = {
         "seed": (made.get("seed"), recipe.seed),
         "sft.validation_fraction": (learned.get("validation_fraction"), fraction),
-        "sft.datasets": ([*map(_place, known)], [*map(_place, paths)]),
+        "sft.datasets": ([*map(_resolved, known)], [*map(_resolved, paths)]),
     }
     for option, (then, now) in own.items():
         if then != now:
@@ -98,5 +98,5 @@ def _unseen(recipe: Recipe, policy: Path | None, paths: Sequence[str], fraction:
     return "They were held out when the policy was cloned."
 
 
-def _place(path: str) -> str:
+def _resolved(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if Path(path).expanduser().is_dir() else path

@@ -26,7 +26,7 @@ from vla_rl.evaluation.verdict import Verdict
 from vla_rl.evaluation.video import write_episode_video
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.rollout.runner import collect

@@ -31,7 +31,7 @@ from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import RAC, Run
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.runs import RacRecipe

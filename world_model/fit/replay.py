@@ -1,4 +1,4 @@
-"""Open-loop replay: recorded episodes imagined from their first frame with the executed actions."""
+"""Open-loop replay of recorded episodes with their executed actions, and the success networks' loss on it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ HORIZON, CHUNK = 32, 8  # of the task, control steps; of the policy, actions
 def direct() -> list[tuple[bool, int]]:
     """(success, steps) of the policy, greedy, in the simulator itself."""
     evaluation: Any = importlib.import_module("vla_rl.evaluation.evaluate")
-    policy = importlib.import_module("vla_rl.policies.inspect").load_policy(POLICY)
+    policy = importlib.import_module("vla_rl.policies.load").load_policy(POLICY)
     policy.eval()
     env = build_component("env", {"kind": "tabletop", "num_envs": 1})
     config = evaluation.EvalConfig(tasks=(TASK,), episodes_per_task=NUM_EPISODES, temperatures=(0.0,), videos=0)

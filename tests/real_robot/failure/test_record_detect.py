@@ -147,7 +147,7 @@ def distinct(scores: Any) -> np.ndarray:
 
 def offline_scores(folder: Path, detector: FailureDetector, policy_hash: str) -> list[np.ndarray]:
     """Of each episode in a dataset, float (count,), from its stored pictures."""
-    policy = importlib.import_module("vla_rl.policies.inspect").load_policy(POLICY)
+    policy = importlib.import_module("vla_rl.policies.load").load_policy(POLICY)
     policy.eval()
     embedded = embed_dataset(policy, DatasetConfig(path=str(folder)), policy_hash)
     scores = []

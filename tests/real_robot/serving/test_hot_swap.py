@@ -20,7 +20,7 @@ from real_robot.serving.hot_swap import HotSwap
 from real_robot.serving.requests import PolicyFacts, Request
 from real_robot.serving.server import ServeConfig
 from vla_rl.algorithms.offpolicy.published import publish
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 
 FACTS = PolicyFacts("toys", "one", ("agentview",), (8, 8), 5, True, 4, 3, policy_hash="1" * 64)

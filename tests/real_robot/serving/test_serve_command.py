@@ -22,7 +22,7 @@ from vla_rl.cli.app import app
 from vla_rl.config import apply_overrides, validate
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.policies.base import resolve_path
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import Observation
 
 ROOT = Path(__file__).resolve().parents[3]

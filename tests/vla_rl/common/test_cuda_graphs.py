@@ -15,7 +15,7 @@ from vla_rl.common.distributed.fsdp import shard
 from vla_rl.config import ConfigError, build_component
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 SPEC = fake_env_spec()
 TINY = {"kind": "openvla", "precision": "fp32", "image_size": 32, "chunk_size": 2}

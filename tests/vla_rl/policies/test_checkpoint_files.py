@@ -12,8 +12,8 @@ from vla_rl.config import ConfigError
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.options import LeRobotOptions
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain

@@ -8,8 +8,8 @@ import torch
 from test_lerobot_flow import SPEC, make, old_crop  # noqa: F401  (a fixture)
 
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.options import CONTINUING_TYPES
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionPrefix
 
 STEPS = 10

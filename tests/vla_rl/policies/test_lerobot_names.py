@@ -13,10 +13,10 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import describe, load_policy
 from vla_rl.policies.lerobot import files
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.tiny import tiny_tokenizer
+from vla_rl.policies.load import describe, load_policy
 
 pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 

@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 from test_lerobot_flow import SPEC, make
 
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import load_policy
 
 IDENTITY = dict.fromkeys(("VISUAL", "STATE", "ACTION"), "IDENTITY")
 

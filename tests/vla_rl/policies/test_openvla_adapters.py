@@ -8,7 +8,7 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation
-from vla_rl.policies.inspect import describe, load_policy
+from vla_rl.policies.load import describe, load_policy
 from vla_rl.policies.openvla import merge as merging
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.policy import OpenVLAPolicy

@@ -13,7 +13,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation
-from vla_rl.policies.inspect import describe, load_policy
+from vla_rl.policies.load import describe, load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files import weights as openvla_weights
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint

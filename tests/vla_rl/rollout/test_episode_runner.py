@@ -11,7 +11,7 @@ from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.grpo import GRPOConfig
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.options import LoraOptions
 from vla_rl.rollout.halves import HalvesRunner

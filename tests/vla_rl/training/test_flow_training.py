@@ -9,8 +9,8 @@ from tiny_run import RECIPE, metrics
 from sim.dummy import DummyConfig
 from vla_rl.config import apply_overrides
 from vla_rl.policies.fake_input import fake_statistics
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.training.train import train
 

@@ -5,7 +5,7 @@ from tiny_run import RECIPE
 
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import apply_overrides
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.recipe.recipe import read_recipe

@@ -21,7 +21,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.evaluation.compare import PairedResult, compare
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.rollout.recording_plan import CollectConfig

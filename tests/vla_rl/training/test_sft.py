@@ -20,7 +20,7 @@ import torch
 from sim.dummy import DummyConfig
 from vla_rl.common.distributed.tensor_files import CheckpointError
 from vla_rl.data.config import DatasetError
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training import bc_trainer
 from vla_rl.training.bc_loop import train_bc

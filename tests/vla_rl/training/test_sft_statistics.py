@@ -14,8 +14,8 @@ from test_sft import ENV, Log, demos, make_policy, options  # noqa: F401  (fixtu
 
 from vla_rl.common.distributed.tensor_files import CheckpointError
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import load_policy
 from vla_rl.training.bc_loop import train_bc
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 

@@ -30,7 +30,7 @@ from vla_rl.common.run_folder import RunFolder, open_run, read_changes
 from vla_rl.config import ConfigError, dump_yaml, read_yaml
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout import runner
 from vla_rl.training import run as training

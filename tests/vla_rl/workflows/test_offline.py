@@ -29,7 +29,7 @@ from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.methods.offline.recap import RecapConfig, WordedDataset
 from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import latest_checkpoint
 from vla_rl.training.config import SFTConfig

@@ -27,8 +27,8 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
-from vla_rl.policies.inspect import describe, load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import describe, load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.training.checkpoint import list_checkpoints

@@ -18,7 +18,7 @@ from pathlib import Path
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import Policy
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 POINTER = "newest.json"
 _POLICY = re.compile(r"policy-(\d{8,})")

@@ -24,7 +24,7 @@ from vla_rl.common.row_noise import RowGenerator, by_row
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies.base import CONFIG_FILE
 from vla_rl.policies.checkpoint_files import read_weights, write_folder, write_weights
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 
 BASE_FOLDER = "base"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
+from typing import TYPE_CHECKING
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from vla_rl.evaluation.results import shorten
 from vla_rl.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe & Ito's colors, told apart by color-blind readers too.
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GRAY = (
@@ -186,3 +192,10 @@ def page_template(package: str, name: str) -> Template:
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("vla_rl.evaluation.report", ".")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template(name)
+
+
+def png(figure: Figure) -> str:
+    """A figure as PNG in base64."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -23,7 +23,7 @@ from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, read_js
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.guided import GuidablePolicy
-from vla_rl.policies.inspect import describe, load_policy
+from vla_rl.policies.load import describe, load_policy
 from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, Observation
 
 WORDS = ("negative", "positive")

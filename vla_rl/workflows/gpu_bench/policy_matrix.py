@@ -18,7 +18,7 @@ from vla_rl.config import build_component
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk
 
 SPEC = fake_env_spec()

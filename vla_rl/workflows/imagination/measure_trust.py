@@ -15,7 +15,7 @@ from vla_rl.data.dataset import read_notes
 from vla_rl.data.keyframes import split_start
 from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.results import EpisodeRecord
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.rollout.runner import collect

@@ -17,7 +17,7 @@ from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.rollout.runner import run_episodes
 from vla_rl.types import Episode

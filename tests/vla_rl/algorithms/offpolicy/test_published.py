@@ -13,7 +13,7 @@ from tiny_run import save_policy
 
 from vla_rl.algorithms.offpolicy.published import POINTER, Followed, PublishedError, newest, publish
 from vla_rl.interfaces import Policy
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from vla_rl.algorithms.offpolicy.recorded import new_episodes, num_recorded, rec
 from vla_rl.algorithms.offpolicy.replay import Replay
 from vla_rl.data.config import DatasetError
 from vla_rl.data.lerobot_io import RECORDING_SETTINGS, SHARD_EPISODES, SHARD_FRAMES, list_shards
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 CAMERAS = ("agentview",)
 

@@ -16,7 +16,7 @@ from vla_rl.common.distributed.launched import launched_group
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.gate import Gate, GateConfig
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 ENV = DummyConfig(num_envs=3, tasks=("reach_red", "reach_blue"), horizon=8)
 EVAL = EvalConfig(episodes_per_task=3, samples_per_state=2, videos=0)

@@ -28,11 +28,11 @@ from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.common.distributed.tensor_files import trained_weights
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy, ContinuingConditionedPolicy
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.act import LeRobotActPolicy
 from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
 from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
 from vla_rl.policies.lerobot.flow import ContinuingFlowPolicy, LeRobotFlowPolicy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.recipe.recipe import load_recipe

@@ -13,7 +13,7 @@ from tiny_run import make_recipe, save_policy
 from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.config import dump_yaml
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 
 
 @pytest.fixture(scope="module")

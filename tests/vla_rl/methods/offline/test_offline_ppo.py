@@ -19,7 +19,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.methods.offline.ppo import OfflinePPOConfig, own_chunks, update
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.offline import improve_offline

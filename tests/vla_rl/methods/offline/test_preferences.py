@@ -31,8 +31,8 @@ from vla_rl.methods.offline.preferences import (
     reference_log_probs,
 )
 from vla_rl.policies.fake_input import fake_statistics
-from vla_rl.policies.inspect import load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import load_policy
 from vla_rl.training.config import SFTConfig
 from vla_rl.types import ActionChunk
 

@@ -20,8 +20,8 @@ from vla_rl.methods.offline.recap import RecapConfig, advantages, improves
 from vla_rl.methods.policy.advantage_conditioned import AdvantageConditionedPolicy, condition, with_words
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.guided import GuidablePolicy
-from vla_rl.policies.inspect import describe, load_policy
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.load import describe, load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.train import train

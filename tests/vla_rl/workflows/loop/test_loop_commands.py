@@ -16,7 +16,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.inspect import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.policy_ranking import rank_policies

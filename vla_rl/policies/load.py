@@ -1,4 +1,4 @@
-"""Recognition of a checkpoint folder: its policy family, and what can be done with it.
+"""Loading of policies, and recognition of a checkpoint folder: its family, and what can be done with it.
 
 Every kind of policy is asked (`PolicyConfig.describe`). It reads JSON and headers only, so that looking costs nothing.
 """
