@@ -210,22 +210,33 @@ ensure_ros() {
 
 # ---------------------------------------------------------------- ROS 2, for the robot's tests
 
-# Installs Jazzy's rclpy into $VENV/ros2, which sees the packages of $VENV too. Without it the tests that need it are skipped.
+# Installs Jazzy's rclpy into $VENV/ros2, which sees the packages of $VENV too, and builds the messages that its wheels lack.
+# Without it the tests that need it are skipped.
 ensure_ros2() {
     local wheels inside="$VENV/ros2"
-    [ ! "$inside/.installed" -nt "$VENV/.installed-dev" ] || return 0
-    wheels="$("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ros2"])')"
-    say "installing ROS 2's rclpy into $inside (once: 30 s)"
-    local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
-    if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
-        printf 'import site; site.addsitedir("%s")\n' "$("$VENV/bin/python" -c "$packages")" \
-            >"$("$inside/bin/python" -c "$packages")/vla_rl_environment.pth" &&
-        "$inside/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt $wheels; }; then
-        rm -rf "$inside"
-        say "ROS 2 is not set up (the reason is above): the tests that need it will be skipped."
+    if [ ! "$inside/.installed" -nt "$VENV/.installed-dev" ]; then
+        wheels="$("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ros2"])')"
+        say "installing ROS 2's rclpy into $inside (once: 30 s)"
+        local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+        if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
+            printf 'import site; site.addsitedir("%s")\n' "$("$VENV/bin/python" -c "$packages")" \
+                >"$("$inside/bin/python" -c "$packages")/vla_rl_environment.pth" &&
+            "$inside/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt $wheels; }; then
+            rm -rf "$inside"
+            say "ROS 2 is not set up (the reason is above): the tests that need it will be skipped."
+            return 0
+        fi
+        touch "$inside/.installed"
+    fi
+    if [ "$inside/.messages" -nt "$inside/.installed" ] &&
+        [ "$inside/.messages" -nt real_robot/transports/ros/definitions.py ]; then
         return 0
     fi
-    touch "$inside/.installed"
+    if "$inside/bin/python" -m real_robot.transports.ros.ros2_messages >/dev/null; then
+        touch "$inside/.messages"
+    else
+        say "ROS 2 has no control_msgs (the reason is above): the tests that need it will be skipped."
+    fi
 }
 
 main() {

@@ -1,7 +1,6 @@
 """The rclpy transport: a node of ROS 2's graph, on a machine with ROS 2 installed and sourced, on any RMW.
 
-Thin: what is said is decided above, what is on the wire below. Conversions, goals and services are checked with
-stand-ins for rclpy's objects; it has not been run against a real rclpy.
+Thin: what is said is decided above, what is on the wire below.
 """
 
 # pyright: reportMissingImports=false
@@ -34,6 +33,7 @@ from real_robot.transports.base import (
     node_name,
 )
 from real_robot.transports.messages import Message, Tree
+from real_robot.transports.ros.definitions import ros2_packages
 
 _log = logging.getLogger(__name__)
 THREADS = 4  # that messages are read on
@@ -268,8 +268,9 @@ def native_class(name: str, kind: str = "msg") -> Any:
     try:
         return getattr(importlib.import_module(f"{package}.{kind}"), short)
     except (ImportError, AttributeError) as error:
+        built = ", or vla-rl robot install, which builds it" if package in ros2_packages() else ""
         raise TransportError(
-            f"{name}: {error}. Install its package: apt install ros-$ROS_DISTRO-{package.replace('_', '-')}"
+            f"{name}: {error}. Install its package: apt install ros-$ROS_DISTRO-{package.replace('_', '-')}{built}"
         ) from error
 
 

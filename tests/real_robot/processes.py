@@ -103,7 +103,9 @@ ROS2_PYTHON = Path(sys.prefix) / "ros2" / "bin" / "python"
 
 def missing_ros2() -> str:
     """Why ROS 2 cannot run here, or "" where it can."""
-    return "" if ROS2_PYTHON.exists() else f"no ROS 2 in {ROS2_PYTHON.parents[1]}: make setup-dev"
+    inside = ROS2_PYTHON.parents[1]
+    built = list(inside.glob("lib/python*/site-packages/control_msgs"))
+    return "" if built else f"no ROS 2 with control_msgs in {inside}: make setup-dev"
 
 
 class RosGraph:

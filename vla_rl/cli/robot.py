@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from real_robot.deploy.ament import copy_package
 from real_robot.guard.robot_guard import run_guard
 from real_robot.transports.ros.install import install as install_ros1
 from real_robot.transports.ros.master import Master
+from real_robot.transports.ros.ros2_messages import install as build_messages
 from vla_rl.cli.options import ContractOverrides, say
 from vla_rl.config import apply_overrides, validate
 
@@ -53,15 +55,17 @@ def install(
         Path | None, typer.Argument(metavar="[WORKSPACE/src]", help="The src folder of a ROS 2 workspace.")
     ] = None,
 ) -> None:
-    """Unpack ROS 1's Python packages beside the virtual environment, which needs no root.
+    """Unpack ROS 1's Python packages beside the virtual environment; where rclpy is, build control_msgs for it.
 
-    With WORKSPACE/src, copy the ROS 2 package vla_rl_bridge there instead, for colcon to build: node, launch file,
-    parameters.
+    Neither needs root. With WORKSPACE/src, copy the ROS 2 package vla_rl_bridge there instead, for colcon to build:
+    node, launch file, parameters.
     """
-    if sources is None:
-        typer.echo(f"ROS 1: {install_ros1(report=say)}")
-    else:
+    if sources is not None:
         typer.echo(f"package: {copy_package(sources)}")
+    elif importlib.util.find_spec("rclpy") is not None:
+        typer.echo(f"ROS 2: {', '.join(build_messages(report=say))}")
+    else:
+        typer.echo(f"ROS 1: {install_ros1(report=say)}")
 
 
 @app.command()

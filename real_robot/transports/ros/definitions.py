@@ -1,6 +1,7 @@
-"""Message definitions that neither rosbags nor Debian's packages have: control_msgs, std_srvs, actions' parts.
+"""Message definitions that neither rosbags, Debian's packages nor PyPI's have: control_msgs, std_srvs, actions' parts.
 
-Fields and constants alone, as the packages publish them. Each constant below is one `.msg` text; an action is three.
+Fields and constants alone, as the packages publish them (control_msgs: BSD-3-Clause, as of Humble and Jazzy).
+Each constant below is one `.msg` text; an action is three.
 """
 
 from __future__ import annotations
@@ -87,6 +88,18 @@ def ros2_texts() -> dict[str, str]:
             f"{full}_FeedbackMessage": f"unique_identifier_msgs/UUID goal_id\n{full}_Feedback feedback\n",
         }
     return texts
+
+
+def ros2_packages() -> dict[str, dict[str, str]]:
+    """Package -> file in it ("action/GripperCommand.action") -> text, of the packages that PyPI's wheels lack."""
+    files = {f"{name.replace('/', '/msg/')}.msg": text for name, text in {**COMMON, **ROS2_MESSAGES}.items()}
+    files = {name: text for name, text in files.items() if name.count("/") == 2}
+    files |= {f"{name.replace('/', '/action/')}.action": "---\n".join(parts) for name, parts in ROS2_ACTIONS.items()}
+    packages: dict[str, dict[str, str]] = {}
+    for name, text in files.items():
+        package, _, file = name.partition("/")
+        packages.setdefault(package, {})[file] = text
+    return packages
 
 
 def ros1_texts() -> dict[str, str]:

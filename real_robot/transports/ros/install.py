@@ -30,7 +30,7 @@ _PROBE = "import rospy, rosmaster, actionlib, sensor_msgs.msg, geometry_msgs.msg
 
 
 class RosInstallError(RuntimeError):
-    """ROS 1's packages are not here, or cannot be fetched; the message says what to do."""
+    """Packages of ROS are not here, cannot be fetched or do not build; the message says what to do."""
 
 
 def ros_folder() -> Path:

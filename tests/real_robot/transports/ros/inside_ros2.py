@@ -1,11 +1,14 @@
-"""The rclpy transport on a real rclpy; run by test_rclpy_graph.py with the Python of ROS 2's environment."""
+"""The rclpy transport on a real rclpy, and what is built for it; test_rclpy_graph.py runs this with ROS 2's Python."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import control_msgs.msg
 import numpy as np
 import pytest
 import rclpy
@@ -16,8 +19,16 @@ from real_robot.transports.action_types import SERVICES, SetBoolRequest, Trigger
 from real_robot.transports.base import QosConfig, TransportError
 from real_robot.transports.messages import Message
 from real_robot.transports.rclpy_node import RclpyConfig, RclpyTransport, native_class
+from real_robot.transports.ros import ros2_messages
+from real_robot.transports.ros.install import RosInstallError
 
-INSTALLED = [m for m in EXAMPLES if not m.TYPE.startswith(("control_msgs", "interbotix"))]
+# Of the definitions that control_msgs 5.8.0 (Jazzy) publishes, by rosidl's generator.
+HASHES = {
+    "msg/JointJog": "ba249455a20f70168a1acb7bf43b776b72ff1f7eb5fc4cfea443f749e963c6e7",
+    "action/GripperCommand": "e17c0e644eccf14bea84a0a93e0977182872c2eb7873ca6694900059b46dbc84",
+    "action/ParallelGripperCommand": "adfd3c1ebe8abc38ebcc0e454b6423d291d4010dd5697d14eca5b9be4726ae18",
+    "action/FollowJointTrajectory": "738ebcb7a2d7cfa42f9f1001cc99ce3a4383d1cfe508015d9be8485e4b1c66f6",
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +50,7 @@ def until(condition: Callable[[], Any], node: Any = None) -> Any:
     return value
 
 
-@pytest.mark.parametrize("message", INSTALLED, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
 def test_a_message_goes_over_the_graph_and_back(pair: tuple[Any, Any], message: Message) -> None:
     """Out by the transport, echoed by the plain node, and in again."""
     (transport, node), got = pair, list[Message]()
@@ -110,3 +121,30 @@ def test_services_answer_refuse_and_are_missing(pair: tuple[Any, Any]) -> None:
     assert not transport.service("/nowhere", SERVICES["std_srvs/Trigger"]).ready
     with pytest.raises(TransportError, match="apt install"):
         native_class("no_such_msgs/Thing")
+
+
+def test_our_control_msgs_has_the_published_ones_hashes() -> None:
+    folder = Path(control_msgs.msg.__file__).parents[1]
+    for name, published in HASHES.items():
+        hashes = json.loads((folder / f"{name}.json").read_text())["type_hashes"]
+        assert {h["type_name"]: h["hash_string"] for h in hashes}[f"control_msgs/{name}"] == f"RIHS01_{published}"
+
+
+def test_a_package_is_built_once_and_again_when_its_definitions_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, told = {"own_msgs": {"msg/Pair.msg": "std_msgs/Header header\nfloat64[2] pair\n"}}, list[str]()
+    monkeypatch.setattr(ros2_messages, "ros2_packages", lambda: packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    for text, times in (("", 1), ("", 1), ("uint8 LEFT=1\n", 2)):
+        packages["own_msgs"]["msg/Pair.msg"] += text
+        assert ros2_messages.install(tmp_path, told.append) == ["own_msgs"] and len(told) == times
+    kind = native_class("own_msgs/Pair")
+    assert kind.LEFT == 1 and kind(pair=[1.0, 2.0]).pair.tolist() == [1.0, 2.0]
+
+    packages["own_msgs"]["msg/Pair.msg"] = "float64 Pair\n"  # no name of a field
+    with pytest.raises(RosInstallError, match=r"own_msgs: rosidl's generators failed: .*Pair"):
+        ros2_messages.install(tmp_path, told.append)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RosInstallError, match=r"a C compiler \(cc\) is not here.* apt install gcc"):
+        ros2_messages.install(tmp_path, told.append)
