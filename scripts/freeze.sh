@@ -10,7 +10,7 @@ grep '^#' constraints.txt >"$new"
 # and torch's build tag (+cpu) would tie the file to one machine.
 {
     "$VENV/bin/python" -m pip freeze --all --exclude-editable --exclude vla-rl
-    "$VENV/ros2/bin/python" -m pip freeze --all | grep '^ros-' # ROS 2's, in its own environment.
+    "$VENV/ros2/bin/python" -m pip freeze --all | grep -E '^(ros|colcon|catkin)-' # ROS 2's, in its own environment.
 } |
     grep -v -e ' @ ' -e '^#' | sed -E 's/\+[a-z0-9.]+$//' | LC_ALL=C sort -f >>"$new"
 cat "$new" >constraints.txt

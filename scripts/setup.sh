@@ -221,7 +221,9 @@ ensure_ros2() {
         if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
             printf 'import site; site.addsitedir("%s")\n' "$("$VENV/bin/python" -c "$packages")" \
                 >"$("$inside/bin/python" -c "$packages")/vla_rl_environment.pth" &&
-            "$inside/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt $wheels; }; then
+            "$inside/bin/python" -m pip --disable-pip-version-check install --quiet -c constraints.txt $wheels &&
+            "$inside/bin/python" -m pip --disable-pip-version-check install --quiet \
+                -c <(grep -v '^setuptools=' constraints.txt) colcon-ros colcon-bash; }; then # they want an older one
             rm -rf "$inside"
             say "ROS 2 is not set up (the reason is above): the tests that need it will be skipped."
             return 0

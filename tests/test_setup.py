@@ -170,10 +170,11 @@ def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
         "python -m real_robot.transports.ros.install",
     ]
     installs = [line for line in machine.asked() if " install " in line]
-    assert len(installs) == 4 and all("-c constraints.txt" in line for line in installs)
+    assert len(installs) == 5 and all("-c constraints.txt" in line for line in installs[:4])
     assert installs[0].endswith("--upgrade pip")
     assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,docs,libero,robot,ros,flow,low_memory]")
     assert installs[3].endswith("-c constraints.txt rclpy")
+    assert installs[4].endswith(" colcon-ros colcon-bash")
     assert (machine.folder / "venv" / ".mujoco_gl").read_text() == "egl\n"
     assert done.stderr.rstrip().endswith(f"source {machine.folder}/venv/bin/activate")
 

@@ -9,6 +9,7 @@ Thin: what is said is decided above, what is on the wire below.
 from __future__ import annotations
 
 import array
+import atexit
 import importlib
 import logging
 import os
@@ -88,6 +89,7 @@ class RclpyTransport(GraphConnection):
         self._executor.add_node(self.node)
         self._thread = threading.Thread(target=self._spin, daemon=True, name="rclpy")
         self._thread.start()
+        atexit.register(self.close)  # a thread in rclpy while Python ends aborts the process
 
     def _spin(self) -> None:
         try:
@@ -158,6 +160,7 @@ class RclpyTransport(GraphConnection):
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)
         self._executor.shutdown(timeout_sec=1.0)
         self._thread.join(timeout=1.0)
         self.node.destroy_node()

@@ -98,14 +98,14 @@ class Child:
         return self.process.wait(seconds)
 
 
-ROS2_PYTHON = Path(sys.prefix) / "ros2" / "bin" / "python"
+ROS2_PYTHON = Path(os.environ.get("ROS2_PYTHON") or Path(sys.prefix) / "ros2" / "bin" / "python")
 
 
-def missing_ros2() -> str:
-    """Why ROS 2 cannot run here, or "" where it can."""
+def missing_ros2(package: str = "control_msgs") -> str:
+    """Why ROS 2, or that package in its environment, cannot run here; "" where it can."""
     inside = ROS2_PYTHON.parents[1]
-    built = list(inside.glob("lib/python*/site-packages/control_msgs"))
-    return "" if built else f"no ROS 2 with control_msgs in {inside}: make setup-dev"
+    there = list(inside.glob(f"lib/python*/site-packages/{package}"))
+    return "" if there else f"no ROS 2 with {package} in {inside}: make setup-dev"
 
 
 class RosGraph:

@@ -106,11 +106,10 @@ def _generate(package: str, files: dict[str, str], folder: Path) -> None:
                 options = {} if supports is None else {"typesupport_implementations": supports}
                 generate = getattr(importlib.import_module(f"{name}.cli"), kind)(name, **options).generate
                 # Kind by kind: rosidl looks descriptions up by name, and GripperCommand is a message and an action.
-                for part in ("msg", "action") if name == C else ("",):
+                for part in sorted({str(Path(file).parent) for file in files}) if name == C else ("",):
                     chosen = [i for i in idl if f":{part}" in i]
                     described = {"type_description_files": [h for h in hashes if f"/{part}/" in h]} if part else {}
-                    if chosen:
-                        generate(package, chosen, shares, output_path=folder / name / package, **described)
+                    generate(package, chosen, shares, output_path=folder / name / package, **described)
     except Exception as error:  # whatever rosidl's generators raise
         raise RosInstallError(f"{package}: rosidl's generators failed: {error}\n{told.getvalue()[-500:]}") from error
 

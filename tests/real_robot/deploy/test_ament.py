@@ -1,4 +1,4 @@
-"""The ament package: what can be said of it without ROS 2. It has not been built by colcon, nor run by a real rclpy."""
+"""The ament package: what can be said of it without ROS 2. test_ros2_bridge.py builds it and runs it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from processes import missing_ros
 
 from real_robot.contract.load import load_contract
 from real_robot.deploy.ament import PACKAGE, copy_package
+from real_robot.transports.base import TransportError
 from real_robot.transports.rclpy_node import RclpyConfig
 from real_robot.transports.ros.install import python_path
 from vla_rl.config import ConfigError
@@ -113,6 +114,11 @@ def test_the_files_name_the_nodes_parameters(node: Any, monkeypatch: pytest.Monk
     assert file == "params" and set(given) <= set(node.PARAMETERS)
     for name, (_, kind) in given.items():
         assert kind is type(node.PARAMETERS[name]), name
+
+
+def test_without_ros2_the_transport_says_what_to_do() -> None:
+    with pytest.raises(TransportError, match=r"Source a ROS 2 .* the transport ros2"):
+        RclpyConfig().open()
 
 
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,16 +14,34 @@ import control_msgs.msg
 import numpy as np
 import pytest
 import rclpy
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from std_srvs.srv import SetBool, Trigger
 from test_messages import EXAMPLES
 
-from real_robot.transports.action_types import SERVICES, SetBoolRequest, TriggerRequest
+from real_robot.transports.action_types import (
+    ACTIONS,
+    SERVICES,
+    FollowJointTrajectoryGoal,
+    GripperCommandGoal,
+    ParallelGripperCommandGoal,
+    SetBoolRequest,
+    TriggerRequest,
+)
 from real_robot.transports.base import QosConfig, TransportError
-from real_robot.transports.messages import Message
-from real_robot.transports.rclpy_node import RclpyConfig, RclpyTransport, native_class
+from real_robot.transports.messages import Bool, JointState, JointTrajectory, Message, MessageError, String
+from real_robot.transports.rclpy_node import RclpyConfig, RclpyTransport, native_class, tree_of
 from real_robot.transports.ros import ros2_messages
 from real_robot.transports.ros.install import RosInstallError
 
+JOINTS = JointState(name=("finger",), position=np.array([0.04]), velocity=np.zeros(0), effort=np.array([12.5]))
+TRAJECTORY = JointTrajectory(
+    stamp=0, frame_id="base", joint_names=("a", "b"), positions=np.array([[0.5, -1.0]]), times=(200_000_000,)
+)
+GOALS = [
+    GripperCommandGoal(position=0.04, max_effort=12.5),
+    ParallelGripperCommandGoal(command=JOINTS),
+    FollowJointTrajectoryGoal(trajectory=TRAJECTORY, goal_time_tolerance=1_500_000_000),
+]
 # Of the definitions that control_msgs 5.8.0 (Jazzy) publishes, by rosidl's generator.
 HASHES = {
     "msg/JointJog": "ba249455a20f70168a1acb7bf43b776b72ff1f7eb5fc4cfea443f749e963c6e7",
@@ -70,8 +90,6 @@ def test_a_message_goes_over_the_graph_and_back(pair: tuple[Any, Any], message: 
 
 
 def test_best_effort_and_latched(pair: tuple[Any, Any]) -> None:
-    from real_robot.transports.messages import String
-
     transport, got = pair[0], list[Message]()
     for topic, qos in (
         ("/best", QosConfig(reliability="best_effort")),
@@ -85,8 +103,6 @@ def test_best_effort_and_latched(pair: tuple[Any, Any]) -> None:
 
 def test_publishers_are_counted_though_their_nodes_have_one_name(pair: tuple[Any, Any]) -> None:
     from std_msgs.msg import String as Native
-
-    from real_robot.transports.messages import String
 
     transport, _ = pair
     ours = transport.node.get_name()
@@ -121,6 +137,88 @@ def test_services_answer_refuse_and_are_missing(pair: tuple[Any, Any]) -> None:
     assert not transport.service("/nowhere", SERVICES["std_srvs/Trigger"]).ready
     with pytest.raises(TransportError, match="apt install"):
         native_class("no_such_msgs/Thing")
+
+
+def test_messages_are_checked_as_they_come() -> None:
+    native = native_class("sensor_msgs/JointState")(name=["a", "b"], position=[1.0, 2.0])
+    assert JointState.from_tree(tree_of(native)).position.tolist() == [1.0, 2.0]
+    native.position.append(3.0)
+    with pytest.raises(MessageError, match="3 values of position for 2 names"):
+        JointState.from_tree(tree_of(native))
+
+
+class Server:
+    """rclpy's action server. Its goals are taken, and do what the test says."""
+
+    def __init__(self, node: Any, kind: Any, name: str) -> None:
+        self.taken, self.ending, self.result = list[Any](), "succeed", kind.Result()
+        self._server = ActionServer(
+            node, kind, name, self._execute, cancel_callback=lambda _: CancelResponse.ACCEPT,
+            goal_callback=lambda _: GoalResponse.REJECT if self.ending == "reject" else GoalResponse.ACCEPT,
+            handle_accepted_callback=self.taken.append,
+        )  # fmt: skip
+
+    def _execute(self, handle: Any) -> Any:
+        getattr(handle, self.ending)()
+        return self.result
+
+    def close(self) -> None:
+        self._server.destroy()
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda g: type(g).__name__)
+def test_an_action_of_each_type(pair: tuple[Any, Any], goal: Message) -> None:
+    (transport, node), name = pair, goal.TYPE.replace("/action/", "/").removesuffix("_Goal")
+    kind = native_class(name, "action")
+    server, action = Server(node, kind, f"/{kind.__name__}"), transport.action(f"/{kind.__name__}", ACTIONS[name])
+    until(lambda: action.ready, node)
+    for ending, status in (("succeed", "succeeded"), ("abort", "aborted"), ("canceled", "canceled")):
+        server.ending = ending
+        sent = action.send(goal)
+        assert sent.status == "pending"
+        if ending == "canceled":
+            action.cancel(sent)  # before the server has it
+        until(lambda sent=sent: sent.status == "active" and server.taken, node)
+        handle = server.taken.pop()
+        np.testing.assert_equal(type(goal).from_tree(tree_of(handle.request)).tree(), goal.tree())
+        if ending == "canceled":
+            until(lambda handle=handle: handle.is_cancel_requested, node)
+        else:
+            until(lambda sent=sent, h=handle: h.publish_feedback(kind.Feedback()) or sent.feedback, node)
+        if hasattr(server.result, "stalled"):
+            server.result.stalled = True
+        else:
+            server.result.error_string = "too far"
+        handle.execute()
+        until(lambda sent=sent: sent.is_over, node)
+        assert sent.status == status
+        assert getattr(sent.result, "stalled", sent.text == "too far"), sent
+    server.ending = "reject"
+    sent = action.send(goal)
+    until(lambda: sent.is_over, node)
+    assert sent.status == "rejected"
+    server.close()
+    until(lambda: not action.ready, node)
+
+
+UNCLOSED = """
+import sys, time
+from real_robot.transports.base import QosConfig
+from real_robot.transports.messages import Bool
+from real_robot.transports.rclpy_node import RclpyConfig
+transport, heard = RclpyConfig().open("unclosed"), []
+transport.subscribe("/busy", Bool, QosConfig(), heard.append)
+while not heard:
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_a_process_that_does_not_close_its_transport_ends_as_it_says(pair: tuple[Any, Any]) -> None:
+    publish = pair[0].advertise("/busy", Bool, QosConfig())
+    ended = [subprocess.Popen([sys.executable, "-c", UNCLOSED]) for _ in range(4)]
+    until(lambda: publish(Bool(data=True)) or all(e.poll() is not None for e in ended))
+    assert [e.returncode for e in ended] == [3] * 4
 
 
 def test_our_control_msgs_has_the_published_ones_hashes() -> None:

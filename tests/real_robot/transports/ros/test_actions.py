@@ -1,7 +1,8 @@
-"""Goals of actions, from the control loop to the joint: each test on ROS 1 with real actionlib, and on ROS 2's wire.
+"""Goals of actions, from the control loop to the joint: each test on ROS 1, on ROS 2 and on ROS 2's wire.
 
-ROS 1: a rosmaster, actionlib's servers and rospy's services. ROS 2: DDS between two processes, the server in plain
-cyclonedds with types written by hand as rmw_cyclonedds lays them out; not ROS 2 itself.
+ROS 1: a rosmaster, actionlib's servers and rospy's services. rclpy: Jazzy's action servers and services on Fast DDS.
+ros2: DDS between two processes, the server in plain cyclonedds with types written by hand as rmw_cyclonedds lays them
+out; not ROS 2 itself.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from pathlib import Path
 
 import pytest
 from action_scene import CONTRACT, Scene
-from processes import Child, RosGraph, missing_ros, until
+from processes import Child, Ros2Graph, RosGraph, missing_ros, missing_ros2, until
 
 pytestmark = pytest.mark.live
 
+GRAPHS = ("ros1", "ros2", "rclpy")
 PROMPT = 400  # milliseconds in which a hold must have ended all motion
 
 
-@pytest.fixture(scope="module", params=["ros1", "ros2"])
+@pytest.fixture(scope="module", params=GRAPHS)
 def robot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A robot whose servers are up."""
     with robot_of(request.param, tmp_path_factory.mktemp("robot")) as scene:
@@ -37,7 +39,7 @@ def scene(robot: Scene) -> Scene:
     return robot
 
 
-@pytest.fixture(params=["ros1", "ros2"])
+@pytest.fixture(params=GRAPHS)
 def own_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     """A robot of the test's own, whose servers are not up yet."""
     with robot_of(request.param, tmp_path) as scene:
@@ -52,6 +54,15 @@ def robot_of(kind: str, folder: Path) -> Iterator[Scene]:
         graph = RosGraph(folder)
         try:
             yield Scene(folder, graph.start, "ros1_robot.py", "{kind: ros1}")
+        finally:
+            graph.close()
+        return
+    if kind == "rclpy":
+        if reason := missing_ros2():
+            pytest.skip(reason)
+        graph = Ros2Graph(folder)
+        try:
+            yield Scene(folder, graph.start, "rclpy_arm.py", "{kind: rclpy}")
         finally:
             graph.close()
         return
