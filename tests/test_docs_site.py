@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 import yaml
+from browser import browser, missing_browser
 
 from vla_rl.algorithms.offpolicy.config import OnlineConfig
 from vla_rl.config import KINDS, RUNS
@@ -26,16 +27,36 @@ def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=quietly)
 
 
-def test_site_builds_and_documents_the_api(tmp_path: Path) -> None:
-    built = build(ROOT, tmp_path / "site")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    built = build(ROOT, folder)
     assert built.returncode == 0, built.stderr
-    pages = {page.relative_to(tmp_path / "site").with_suffix(".md") for page in (tmp_path / "site").rglob("*.html")}
+    return folder
+
+
+def test_site_builds_and_documents_the_api(site: Path) -> None:
+    pages = {page.relative_to(site).with_suffix(".md") for page in site.rglob("*.html")}
     sources = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
     assert sources <= pages
-    api = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
+    api = (site / "reference" / "api.html").read_text(encoding="utf-8")
     for name in ("load_recipe", "make_env", "load_policy", "train", "evaluate"):
         assert f'id="vla_rl.training.api.{name}"' in api
-    assert not re.search(r'(?:src|href)="(?:https?:)?//fonts\.', api), "fonts come from the site itself"
+    assert not re.search(r'(?:src|href)="(?:https?:)?//(?!github\.com|squidfunk)', api), "a page needs another server"
+
+
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "there is a browser")
+def test_search_works_from_the_built_folder_without_a_server(site: Path) -> None:
+    with browser() as chromium:
+        page = chromium.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "reference" / "contracts.html").as_uri())
+        page.click("input.md-search__input")
+        page.keyboard.type("conformal bands", delay=20)
+        page.click("a.md-search-result__link[href*='failure_detection.html']")
+        page.wait_for_url("**/failure_detection.html*")
+        assert page.title().startswith("Notice failures") and all(url.startswith("file:") for url in asked)
 
 
 def test_link_to_nowhere_fails(tmp_path: Path) -> None:

@@ -209,10 +209,10 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
         return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
     if error["type"] == "extra_forbidden":
         own = owner.model_fields
-        known = {key: [key] for key in own}
+        known, above = {key: [key] for key in own}, name.removesuffix(path[-1])
         for place, key in _below(owner):
             if key not in own:
-                known.setdefault(key, []).append(place)
+                known.setdefault(key, []).append(f"{above}{place}")
         nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = "".join(f" Did you mean {' or '.join(map(repr, known[key][:2]))}?" for key in nearest)
         return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(own))}."

@@ -31,6 +31,7 @@ from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, brac
 from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
 from real_robot.types import FiniteConfig
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.common.next_command import next_command
 from vla_rl.config import ConfigError
 from vla_rl.data.statistics import action_range
 from vla_rl.evaluation.evaluate import policy_hash
@@ -357,6 +358,9 @@ async def run(
                 f"ready: {facts.checkpoint} ({facts.version}), cameras {', '.join(facts.cameras)}, "
                 f"chunks of {facts.chunk_size} actions of {facts.action_dim} numbers"
             )
+            words = [*(["--token-file", "FILE"] * bool(config.token)), *(["--ca", "CA.pem"] * bool(config.certificate))]
+            words += ["--instruction", "...", "--dry-run"]
+            say(next_command("deploy", "ROBOT.yaml", "--server", server.url, *words, what="in another terminal"))
             watch(server)
             await waiting
         else:

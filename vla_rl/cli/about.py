@@ -15,6 +15,7 @@ from vla_rl.cli.options import Overrides, recipe_names
 from vla_rl.cli.running import load
 from vla_rl.common.checks import report
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.config import (
     KINDS,
     apply_overrides,
@@ -28,7 +29,7 @@ from vla_rl.config import (
 from vla_rl.data.health import check_datasets
 from vla_rl.recipe.checks import ANY
 from vla_rl.recipe.schema import recipe_schema
-from vla_rl.workflows.doctor import check_recipe, read_recipe, run_checks
+from vla_rl.workflows.doctor import check_recipe, first_command, read_recipe, run_checks
 
 
 class Listing(StrEnum):
@@ -128,13 +129,20 @@ def doctor(
         if name is not None:
             raise ConfigError(f"doctor: got {name} and --dataset; look at one after the other")
         raise typer.Exit(report(check_datasets(dataset), as_json))
-    if name is not None and is_contract(name):
-        raise typer.Exit(report(check_robot(load_contract(name, overrides or ()), seconds, connect), as_json))
+    words: list[str] = [name or "", *(overrides or ())]
     if name is None:
-        raise typer.Exit(report(run_checks(), as_json))
-    _check_is_recipe(name)
-    checks = run_checks(read_recipe(name, overrides or ()))
-    raise typer.Exit(report([*checks, check_recipe(name, overrides or ())], as_json))
+        checks, words = run_checks(), ["demo"]
+    elif is_contract(name):
+        checks = check_robot(load_contract(name, overrides or ()), seconds, connect)
+        words = ["deploy", *words, "--instruction", "...", "--dry-run"]
+    else:
+        _check_is_recipe(name)
+        values = read_recipe(name, overrides or ())
+        checks = [*run_checks(values), check_recipe(name, overrides or ())]
+        words = [*first_command(values).split(), *words]
+    if not (code := report(checks, as_json)) and not as_json:
+        typer.echo(next_command(*words))
+    raise typer.Exit(code)
 
 
 def _check_is_recipe(name: str) -> None:

@@ -132,10 +132,11 @@ def loaded(name: str) -> Any:
     try:
         group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRAS:
             raise
-        extra = f".[{EXTRAS[error.name]}]"
-        raise ConfigError(f"{name}: {error.name} is not installed. Run: pip install '{extra}'") from error
+        extra = f".[{EXTRAS[package]}]"
+        raise ConfigError(f"{name}: {package} is not installed. Run: pip install '{extra}'") from error
     return group.commands.get(name, group)
 
 

@@ -12,10 +12,13 @@ import typer
 from real_robot.operator.hub.hub_log import read_log, shares
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
+from vla_rl.config import KINDS
 from vla_rl.data.dataset_check import is_dataset
 from vla_rl.data.hub import on_hub
+from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.dataset_page import write_dataset_page
 from vla_rl.evaluation.foreign import file_of
 from vla_rl.evaluation.report.report import write_evaluation_report, write_report
@@ -119,7 +122,7 @@ def report(
         except ConfigError:  # It is no hub's.
             lines = [f"report: {write_evaluation_report(path, title)}"]
     elif is_dataset(path) or (not path.exists() and on_hub(path)):
-        lines = [f"report: {write_dataset_page(path)}"]
+        lines = [f"report: {write_dataset_page(path)}", *_cloned_from(path)]
     elif not run.exists:
         raise ConfigError(
             f"{path}: holds no run (no config.yaml) and no dataset; name the folder that the run printed after `run:`"
@@ -132,3 +135,12 @@ def report(
                 typer.echo(found.text())
         lines = [f"report: {write_report(path, title)}"]
     typer.echo("\n".join(lines))
+
+
+def _cloned_from(dataset: Path) -> list[str]:
+    """The command that clones a robot's recordings; none of a simulator's, of which the recipe is not known."""
+    source = LeRobotSource(dataset)
+    if source.info.get("robot_type") in KINDS["env"]:
+        return []
+    words = (f"env.dataset={dataset}", f"sft.datasets={dataset}", f"policy.cameras=[{','.join(source.cameras)}]")
+    return [next_command("sft", "robot_sft", *words)]

@@ -14,6 +14,7 @@ from real_robot.serving import hot_swap, server
 from real_robot.serving.network import read_token
 from vla_rl.cli.options import ContractOverrides, say
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.config import validate
 
 ConsolePort = Annotated[
@@ -141,6 +142,18 @@ def deploy(
         void_rules=VoidRules(max_without_action, reruns),
     )
     deployment.deploy(options, say)
+    typer.echo(_after(options))
+
+
+def _after(options: deployment.DeployOptions) -> str:
+    """The line of what comes next: the page of what was recorded; else the same, recorded, with a person beside it."""
+    if options.record is not None:
+        return next_command("report", options.record, what="what was recorded")
+    words: list[object] = ["deploy", options.robot, *options.overrides, "--server", options.server]
+    for option, value in (("token-file", options.token_file), ("ca", options.ca), ("instruction", options.instruction)):
+        words += [f"--{option}", value] if value else []
+    robot = Path(options.robot).stem
+    return next_command(*words, "--console", 8080, "--record", f"datasets/{robot}", what="with a person's corrections")
 
 
 def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig | None:

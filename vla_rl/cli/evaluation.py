@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,17 @@ import typer
 from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, check_writable, say, stopped
 from vla_rl.cli.running import joined, load, load_run, resumable
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.task_names import print_table
-from vla_rl.config import apply_overrides, validate
+from vla_rl.config import apply_overrides, read_yaml, validate
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.foreign import compare_any, read_evaluation
+from vla_rl.evaluation.foreign import compare_any, is_foreign, read_evaluation
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import ANY, COLLECT, EVAL
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
@@ -33,6 +36,7 @@ from vla_rl.workflows.evaluate_policy import (
     save_comparison,
 )
 from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
+from vla_rl.workflows.recipe_parts import policy_path
 from vla_rl.workflows.suites import evaluate_suites, suite_recipes
 
 app = typer.Typer()
@@ -58,8 +62,8 @@ def collect(
     for task, rate in summary["success_rate"].items():
         typer.echo(f"  {task}: {100 * rate:.0f} % success")
     sft = getattr(loaded, "sft", None)
-    if sft is not None and summary["dataset"] in [str(dataset.path) for dataset in sft.datasets]:
-        typer.echo(f"next: vla-rl sft {shlex.join([recipe, *(overrides or ())])}")
+    is_cloned = sft is not None and summary["dataset"] in [str(dataset.path) for dataset in sft.datasets]
+    typer.echo(next_command(*(["sft", recipe, *(overrides or ())] if is_cloned else ["report", summary["dataset"]])))
 
 
 @app.command("eval")
@@ -125,6 +129,19 @@ def evaluate(
         for table in tables:
             print_table(table)
         typer.echo(f"written: {written}\nreport: {run.report}")
+        typer.echo(_after_evaluation(loaded, [word for word in (recipe, *(overrides or ())) if word], run))
+
+
+def _after_evaluation(loaded: Recipe, typed: Sequence[str], run: RunFolder) -> str:
+    """The line of what comes next: RL of a policy that it has not made; else what compares it with before."""
+    path = policy_path(loaded)
+    if loaded.acting_env.not_stepped:
+        return next_command("serve", path)
+    made_by = RunFolder(path.parent).config if path else Path()
+    is_fresh = not made_by.is_file() or read_yaml(made_by).get("run") in ("eval", "sft")
+    if loaded.run == "train" and is_fresh:
+        return next_command("train", *(typed or [run.config]))
+    return next_command("compare", "BEFORE", run.path, what="is it better")
 
 
 @app.command()
@@ -173,8 +190,9 @@ def compare(
 def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | None, margin: float) -> list[Verdict]:
     if overrides:
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
-    first, second = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
-    comparison = compare_any(read_evaluation(first), read_evaluation(second))
+    files = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
+    first, second = (read_evaluation(file) for file in files)
+    comparison = compare_any(first, second)
     print_table(comparison.table())
     for warning in comparison.warnings:
         say(f"warning: {warning}")
@@ -186,6 +204,12 @@ def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | N
                 typer.echo(f"  fell, not by chance (p {format_p(p_value)}, Holm): {comparison.label(result)}")
     if output:
         comparison.save(output, verdicts)
+    recipe, policies = RunFolder(files[1].parents[1]).config, [first.meta.policy, second.meta.policy]
+    if not is_foreign(second) and all(policies):
+        if any(said.states_needed for said in verdicts) and recipe.is_file():
+            typer.echo(next_command("compare", *policies, "--recipe", recipe, what="as many episodes as it takes"))
+        elif not any(said.word == "worse" for said in verdicts):
+            typer.echo(next_command("serve", policies[1], what="for a robot"))
     return verdicts
 
 

@@ -12,6 +12,7 @@ import typer
 from real_robot.operator.recording_folder import finish
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.data.aloha_hdf5 import import_aloha
 from vla_rl.data.dataset_check import is_dataset
 from vla_rl.data.hdf5 import is_hdf5, layout_of
@@ -132,6 +133,7 @@ def import_data(
     folder = output or sources[0]
     done = _imported(form, sources, folder, context.params)
     typer.echo(f"dataset: {folder}  ({done['episodes']} episodes, {done['frames']} frames)")
+    typer.echo(next_command("report", folder, what="is it sound"))
 
 
 def _imported(form: Format, sources: Sequence[Path], output: Path, given: Mapping[str, Any]) -> dict[str, int]:

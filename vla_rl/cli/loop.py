@@ -21,6 +21,7 @@ from vla_rl.cli.options import (
 )
 from vla_rl.cli.running import cluster_of, load, run
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.task_names import print_table
 from vla_rl.recipe.checks import TRAIN
@@ -40,7 +41,8 @@ def demo(
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
-    typer.echo("next, GRPO in the simulator itself: vla-rl train tabletop_grpo --output runs/first")
+    words = ("train", "tabletop_grpo", "--output", "runs/first")
+    typer.echo(next_command(*words, what="GRPO in the simulator itself"))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from vla_rl.cli.options import say, stopped
+from vla_rl.common.atomic import DiskFullError
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, num_launched
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
@@ -95,9 +96,11 @@ def _of_run(folder: Path | None, resume: bool) -> str:
 
 @contextmanager
 def resumable(command: str, folder: Path) -> Iterator[None]:
-    """On Ctrl-C, say that the run is saved and how to resume it."""
+    """On Ctrl-C, or where the disk is full, say that the run is saved and how to resume it."""
+    again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
     try:
         yield
+    except DiskFullError as error:
+        raise DiskFullError(error.errno, f"{error.strerror}. To resume the run:\n  {again}") from error
     except KeyboardInterrupt:
-        again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
         raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None

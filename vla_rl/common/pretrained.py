@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import STARTED_BY
 from vla_rl.config import read_yaml, recipes_folder
 
 PREFIX = "pretrained:"
@@ -37,6 +38,6 @@ def how_to_make(path: str | Path) -> str:
     if not names:
         return ""
     recipe = read_yaml(recipes_folder() / f"{names[-1]}.yaml")
-    command = {"sft": "sft", "fit": "world-model fit"}.get(recipe.get("run", ""), "train")
+    command = STARTED_BY.get(recipe.get("run", "eval"), "train")
     before = f"`vla-rl collect {names[-1]}`, then " if "collect" in recipe and command == "sft" else ""
     return f" To make it: {before}`vla-rl {command} {names[-1]}`."

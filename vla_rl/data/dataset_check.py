@@ -41,4 +41,4 @@ def how_to_get(path: str) -> str:
         # A recipe also inherits `collect` from its base, to which the path then belongs.
         if str(collect.get("dataset", "")) == path and path in file.read_text(encoding="utf-8"):
             return f"Make it with `vla-rl collect {file.stem}`, or name another."
-    return "Collect it (`vla-rl collect RECIPE`), or name another."
+    return "Collect it (`vla-rl collect RECIPE`; on a robot `vla-rl deploy --record`), or name another."

@@ -34,8 +34,10 @@ class Recorded:
     Attributes:
         state: float32 (N, S). actions: float32 (N, A). time: float64 (N,), seconds. starts, lengths: int64 (E,).
         instruction: E texts.
-        first, last: float32 (E, P), each episode's first and last frame, all cameras, small, in [0, 1].
-        brightness: float32 (N, cameras, 3), mean color in [0, 1]. still: bool (N, cameras): as the picture before.
+        looked_at: int64 (K,), numbers of the episodes whose pictures were decoded, ascending.
+        first, last: float32 (K, P), their first and last frames, all cameras, small, in [0, 1].
+        brightness: float32 (N, cameras, 3), mean color in [0, 1], NaN of others. still: bool (N, cameras): as the
+            picture before.
         observed_every: control steps from one picture to the next. name, action_names, grippers: the dataset's own.
     """
 
@@ -48,6 +50,7 @@ class Recorded:
     starts: np.ndarray
     lengths: np.ndarray
     instruction: list[str]
+    looked_at: np.ndarray
     first: np.ndarray
     last: np.ndarray
     brightness: np.ndarray
@@ -105,11 +108,16 @@ def check_recorded(data: Recorded) -> list[Check]:
     ]
 
 
-def read(path: Path, watch: Callable[[str, int, np.ndarray], None] = lambda *_: None) -> Recorded:
-    """Read a LeRobotDataset v3; decodes each picture once.
+def read(
+    path: Path,
+    watch: Callable[[str, np.ndarray, np.ndarray], None] = lambda *_: None,
+    look_at: Callable[[np.ndarray], np.ndarray] = lambda lengths: np.arange(len(lengths)),
+) -> Recorded:
+    """Read a LeRobotDataset v3; decodes a picture at most once.
 
     Args:
-        watch: shown them: a camera, the first one's row, and uint8 (n, height, width, 3).
+        watch: shown them: a camera, their rows (n,), and uint8 (n, height, width, 3).
+        look_at: the episodes' lengths -> the numbers of those whose pictures are decoded, ascending.
 
     Raises:
         DatasetError: missing, of another format, or damaged.
@@ -126,19 +134,22 @@ def read(path: Path, watch: Callable[[str, int, np.ndarray], None] = lambda *_: 
         raise DatasetError(f"{path}: {len(values[ACTION])} frames, its episodes say {num_frames}; copy it again")
     starts = np.cumsum(source.lengths) - source.lengths
     ends = starts + source.lengths - 1
-    brightness = np.zeros((num_frames, len(source.cameras), 3), np.float32)
+    brightness = np.full((num_frames, len(source.cameras), 3), np.nan, np.float32)
     still = np.zeros((num_frames, len(source.cameras)), bool)
+    looked_at = look_at(source.lengths)
+    rows = np.concatenate([np.arange(starts[number], ends[number] + 1) for number in looked_at])
     first, last = [], []
     for number, camera in enumerate(source.cameras):
         parts: list[np.ndarray] = []
-        for images in source.images(camera, None):
-            watch(camera, sum(map(len, parts)), images)
+        for images in source.images(camera, None, looked_at):
+            done = sum(map(len, parts))
+            watch(camera, rows[done : done + len(images)], images)
             parts.append(_small(images))
         small = np.concatenate(parts)
-        brightness[:, number] = small.mean((1, 2))
-        still[1:, number] = (small[1:] == small[:-1]).all((1, 2, 3))
-        first.append(small[starts].reshape(len(starts), -1))
-        last.append(small[ends].reshape(len(starts), -1))
+        brightness[rows, number] = small.mean((1, 2))
+        still[rows[1:], number] = (small[1:] == small[:-1]).all((1, 2, 3))
+        first.append(small[np.isin(rows, starts)].reshape(len(looked_at), -1))
+        last.append(small[np.isin(rows, ends)].reshape(len(looked_at), -1))
     still[starts] = False
     flat = values[ACTION].reshape(num_frames, -1).astype(np.float32)
     state = values[STATE].reshape(num_frames, -1) if source.state_dim else np.zeros((num_frames, 0))
@@ -154,8 +165,9 @@ def read(path: Path, watch: Callable[[str, int, np.ndarray], None] = lambda *_: 
         starts=starts,
         lengths=source.lengths,
         instruction=[source.instructions[task] for task in tasks],
-        first=np.concatenate(first, 1) if first else np.zeros((len(starts), 0), np.float32),
-        last=np.concatenate(last, 1) if last else np.zeros((len(starts), 0), np.float32),
+        looked_at=looked_at,
+        first=np.concatenate(first, 1) if first else np.zeros((len(looked_at), 0), np.float32),
+        last=np.concatenate(last, 1) if last else np.zeros((len(looked_at), 0), np.float32),
         brightness=brightness,
         still=still,
         observed_every=observed_every(source.root),
@@ -343,7 +355,11 @@ def check_cameras(data: Recorded) -> Check:
         return Check(
             "cameras", "unknown", "cannot be told: without a camera and a state, none is held against the other"
         )
-    return Check("cameras", "wrong" if faults else "ok", "; ".join(faults) or "live in every episode", remedy)
+    few = len(data.looked_at) < len(data.lengths)
+    alive = f"live in {len(data.looked_at)} of {len(data.lengths)} episodes" if few else "live in every episode"
+    if few:
+        alive += ", the others were not looked at (`vla-rl doctor --dataset` looks at all)"
+    return Check("cameras", "wrong" if faults else "ok", "; ".join(faults) or alive, remedy)
 
 
 def check_texts(data: Recorded) -> Check:
@@ -362,14 +378,14 @@ def check_texts(data: Recorded) -> Check:
 
 def check_instructions(data: Recorded) -> Check:
     """Whether an episode looks and ends like those of another instruction, by its nearest neighbors."""
-    name, texts = "pictures and instruction", np.array(data.instruction)
-    counts = Counter(data.instruction)
+    name, texts = "pictures and instruction", np.array(data.instruction)[data.looked_at]
+    counts = Counter(texts.tolist())
     if len(counts) < 2 or min(counts.values()) <= NEIGHBORS:
         return Check(
             name, "unknown", f"cannot be told: needs two instructions with more than {NEIGHBORS} episodes each"
         )
-    ends = data.starts + data.lengths - 1
-    views = [data.first, data.last, data.state[ends], _signs(data)]
+    ends = (data.starts + data.lengths - 1)[data.looked_at]
+    views = [data.first, data.last, data.state[ends], _signs(data)[data.looked_at]]
     scaled = [(view - view.mean(0)) / np.sqrt(view.var(0).sum() + 1e-12) for view in views if view.shape[1]]
     features = np.concatenate(scaled, 1).astype(np.float64)
     squares = (features**2).sum(1)
@@ -383,7 +399,8 @@ def check_instructions(data: Recorded) -> Check:
         )
     strange = [number for number in np.flatnonzero(agreeing == 0) if len(set(nearest[number])) == 1]
     remedy = "Watch them: their instruction may be another's."
-    return _check(name, [int(n) for n in strange], "warning", "all neighbors have one other instruction", remedy)
+    found = data.looked_at[strange].tolist() if strange else []
+    return _check(name, found, "warning", "all neighbors have one other instruction", remedy)
 
 
 def _signs(data: Recorded) -> np.ndarray:
@@ -409,7 +426,7 @@ def check_drift(first: Recorded, other: Recorded) -> list[Check]:
         for number in range(a.shape[1]):
             faults += [f"{what} {number}: {text}" for text in _drift(a[:, number], b[:, number])]
     for camera in sorted(set(first.cameras) & set(other.cameras)):
-        a, b = (one.brightness[:, one.cameras.index(camera)].mean(0) for one in (first, other))
+        a, b = (np.nanmean(one.brightness[:, one.cameras.index(camera)], 0) for one in (first, other))
         if np.abs(a - b).max() > 0.15:
             faults.append(f"{camera}: mean color {_percent(b)} %, not {_percent(a)} %")
     remedy = "Other units, another frame, another camera place? Convert one, or train on one of them." if faults else ""

@@ -11,6 +11,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +129,33 @@ class LeRobotSource:
             except (pa.ArrowException, OSError) as error:
                 raise self._damaged(file, error) from error
 
-    def images(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
-        """The frames of a camera in order, uint8 (some, height, width, 3), resized to `size` if given."""
-        return self._video_frames(camera, size) if self.is_video(camera) else self._stored_images(camera, size)
+    def images(self, camera: str, size: int | None, episodes: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """The frames of a camera in order, uint8 (some, height, width, 3), resized to `size` if given.
 
-    def _stored_images(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
+        Args:
+            episodes: numbers of those wanted, int64, ascending; None: all.
+        """
+        wanted = np.arange(len(self.lengths)) if episodes is None else episodes
+        return (self._video_frames if self.is_video(camera) else self._stored_images)(camera, size, wanted)
+
+    def _stored_images(self, camera: str, size: int | None, episodes: np.ndarray) -> Iterator[np.ndarray]:
         column = self.cameras[camera]
+        is_wanted = np.repeat(np.isin(np.arange(len(self.lengths)), episodes), self.lengths)
         self._fetch("data/**", f"images/{column}/**")
 
         def decode(item: dict[str, Any]) -> np.ndarray:
             data = item["bytes"] if item["bytes"] is not None else (self.root / item["path"]).read_bytes()
             return resize(decode_image(data), size)
 
-        yield from self._decoded(column, (t.column(column).to_pylist() for t in self.batches([column])), decode)
+        def groups() -> Iterator[list[Any]]:
+            first = 0
+            for table in self.batches([column]):
+                kept = is_wanted[first : first + table.num_rows]
+                first += table.num_rows
+                if kept.any():
+                    yield table.column(column).filter(pa.array(kept)).to_pylist()
+
+        yield from self._decoded(column, groups(), decode)
 
     def final_images(self, camera: str, size: int | None) -> Iterator[np.ndarray] | None:
         """A camera's image after each episode's last action, as `images` gives them; None where not all have one."""
@@ -201,7 +217,7 @@ class LeRobotSource:
                 except (OSError, ValueError) as error:
                     raise DatasetError(f"{self.root}: {column} cannot be decoded: {error}") from error
 
-    def _video_frames(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
+    def _video_frames(self, camera: str, size: int | None, episodes: np.ndarray) -> Iterator[np.ndarray]:
         from lerobot.datasets.video_utils import decode_video_frames
 
         key = self.cameras[camera]
@@ -212,7 +228,8 @@ class LeRobotSource:
             name: _numbers(self.episodes, f"videos/{key}/{name}")
             for name in ("chunk_index", "file_index", "from_timestamp")
         }
-        for episode, (start, end) in enumerate(zip(ends - self.lengths, ends, strict=True)):
+        for episode in episodes:
+            start, end = ends[episode] - self.lengths[episode], ends[episode]
             path = self.root / self.info["video_path"].format(
                 video_key=key,
                 chunk_index=int(columns["chunk_index"][episode]),
@@ -223,7 +240,7 @@ class LeRobotSource:
             for first in range(start, end, _BATCH_ROWS):
                 wanted = timestamps[first : min(first + _BATCH_ROWS, end)] + columns["from_timestamp"][episode]
                 try:
-                    frames = decode_video_frames(path, wanted.tolist(), 0.5 / self.fps, return_uint8=True)
+                    frames = decode_video_frames(path, wanted.tolist(), 0.5 / self.fps, _decoder(), True)
                 except (RuntimeError, ValueError, OSError) as error:
                     raise self._damaged(path, error) from error
                 yield np.stack([resize(frame, size) for frame in frames.permute(0, 2, 3, 1).contiguous().numpy()])
@@ -238,8 +255,8 @@ class LeRobotSource:
         file = self.root / "meta" / "info.json"
         if not file.is_file():
             raise DatasetError(
-                f"dataset not found: {self.root} (no meta/info.json in it). `vla-rl collect` makes one; "
-                "another LeRobotDataset v3 can be used as well."
+                f"dataset not found: {self.root} (no meta/info.json in it). `vla-rl collect` and `vla-rl import` "
+                "make one; another LeRobotDataset v3 can be used as well."
             )
         try:
             info = json.loads(file.read_text())
@@ -288,6 +305,16 @@ class LeRobotSource:
             f"{file}: missing or damaged ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Copy or collect the dataset again."
         )
+
+
+@cache
+def _decoder() -> str:
+    """Which of LeRobot's video decoders works here; asked without one, it tries and complains with each video."""
+    try:
+        import_module("torchcodec")
+    except (ImportError, OSError, RuntimeError):  # It is not installed, or finds no FFmpeg.
+        return "pyav"
+    return "torchcodec"
 
 
 def grippers_of(names: Sequence[str]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from vla_rl.evaluation.report.charts import BLUE, page_template, png
 from vla_rl.evaluation.video import tile, write_mp4
 
 SHOWN, FILMED = 3, 2  # episodes: first, middle, last; of these the first ones as videos
+MOST_DECODED = 10_000  # pictures of a camera, about; minutes for each hour of recordings beyond
 SIDE = 180  # pixels, the height of a picture
 MAX_SECONDS, FILM_HZ = 20, 10  # of a video
 MAX_INSTRUCTIONS = 30
@@ -39,11 +40,11 @@ def write_dataset_page(path: Path) -> Path:
     wanted = _wanted(source)
     kept: dict[tuple[str, int], np.ndarray] = {}
 
-    def keep(camera: str, first: int, images: np.ndarray) -> None:
-        for row in wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + len(images))]:
-            kept[camera, int(row)] = _scaled(images[row - first])
+    def keep(camera: str, rows: np.ndarray, images: np.ndarray) -> None:
+        for place in np.flatnonzero(np.isin(rows, wanted)):
+            kept[camera, int(rows[place])] = _scaled(images[place])
 
-    data = read(path, keep)
+    data = read(path, keep, _looked_at)
     content = {
         "name": data.name,
         "summary": _summary(source, data),
@@ -64,6 +65,13 @@ def write_dataset_page(path: Path) -> Path:
 def _shown(lengths: np.ndarray) -> list[int]:
     """Numbers of the episodes whose frames are shown."""
     return sorted({0, len(lengths) // 2, len(lengths) - 1})[:SHOWN]
+
+
+def _looked_at(lengths: np.ndarray) -> np.ndarray:
+    """Numbers of the episodes whose pictures are decoded: all, or of a large dataset so many, evenly drawn."""
+    count = min(len(lengths), max(SHOWN, int(MOST_DECODED / lengths.mean())))
+    even = np.linspace(0, len(lengths) - 1, count).round().astype(np.int64)
+    return np.union1d(even, _shown(lengths)).astype(np.int64)
 
 
 def _wanted(source: LeRobotSource) -> np.ndarray:

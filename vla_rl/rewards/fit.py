@@ -29,8 +29,8 @@ from vla_rl.types import EnvSpec
 _BATCH = 256  # Frames judged together.
 _SAY_EVERY = 250
 GET_MORE = (
-    "Record more episodes of both kinds (vla-rl collect with collect.keep=all), hold out a larger share of them "
-    "(reward.holdout), or accept a higher reward.max_false_success."
+    "Record more episodes of both kinds (vla-rl collect with collect.keep=all; on a robot vla-rl deploy --record), "
+    "hold out a larger share of them (reward.holdout), or accept a higher reward.max_false_success."
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vla_rl.common.distributed.process_group import current
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.recipe.checks import SFT, Run, check, demonstrations_of
@@ -85,8 +85,9 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def _start(recipe: Recipe, folder: Path, _: bool, __: Callable[[str], None]) -> list[str]:
     summary = clone(recipe, folder)
     loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
-    policy, config = (shlex.quote(str(path)) for path in (summary["policy"], RunFolder(folder).config))
-    return [f"policy: {policy}  ({summary['steps']} steps{loss})", f"next: vla-rl eval {config} policy.path={policy}"]
+    policy = summary["policy"]
+    evaluated = next_command("eval", RunFolder(folder).config, f"policy.path={policy}")
+    return [f"policy: {policy}  ({summary['steps']} steps{loss})", evaluated]
 
 
 RUN = Run("sft", SFT, _start, datasets=lambda _: ("sft.datasets",), free=("sft.steps",))

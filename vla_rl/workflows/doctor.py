@@ -21,7 +21,9 @@ from typing import Any
 
 from vla_rl.common.checks import Check
 from vla_rl.common.distributed import process_group
+from vla_rl.common.next_command import STARTED_BY
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
+from vla_rl.data.dataset_check import is_dataset
 from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0
@@ -59,6 +61,13 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     if not isinstance(env, Mapping) or "kind" not in env:
         raise ConfigError(f"env: {name} has no env section with a 'kind', so there is nothing to check; got {env!r}")
     return values
+
+
+def first_command(recipe: Mapping[str, Any]) -> str:
+    """Return the command that a recipe of these values begins with: what collects the demonstrations that it lacks, or
+    what runs it."""
+    run, dataset = str(recipe.get("run", "eval")), (recipe.get("collect") or {}).get("dataset")
+    return "collect" if run == "sft" and dataset and not is_dataset(dataset) else STARTED_BY.get(run, "train")
 
 
 def check_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Check:

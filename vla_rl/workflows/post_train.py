@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.recipe.checks import TRAIN, Run
 from vla_rl.recipe.runs import TrainRecipe
@@ -15,8 +15,8 @@ from vla_rl.workflows.recipe_parts import outcome
 
 def _start(recipe: TrainRecipe, folder: Path, resume: bool, _: Callable[[str], None]) -> list[str]:
     train(recipe, folder, resume)
-    config = shlex.quote(str(RunFolder(folder).config))
-    return [*outcome(folder), f"next, was it RL that did it: vla-rl sweep {config} --controls 3"]
+    controls = next_command("sweep", RunFolder(folder).config, "--controls", 3, what="was it RL that did it")
+    return [*outcome(folder), controls]
 
 
 RUN = Run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from pathlib import Path
 from typing import cast
@@ -11,6 +10,7 @@ from typing import cast
 import torch
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, read_yaml
 from vla_rl.evaluation.compare import compare
@@ -95,8 +95,8 @@ def outcome(folder: Path) -> list[str]:
     if before.is_file() and after.is_file():
         compared = compare(Evaluation.load(before), Evaluation.load(after))
         lines = [verdict(compared.result(mode)).text("the policy") for mode in compared.modes]
-    next_line = f"next, for a robot: vla-rl serve {shlex.quote(str(folder))}"
-    return [*lines, f"policy: {run.result}", f"report: {run.report}", next_line]
+    on_robot = next_command("serve", folder, what="for a robot")
+    return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]
 
 
 def policy_path(recipe: Recipe) -> Path | None:

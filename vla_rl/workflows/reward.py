@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.common.next_command import next_command
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset_check import check_datasets
@@ -80,7 +81,7 @@ def _frames(
 
 
 def _start(recipe: RewardRecipe, folder: Path, _: bool, show: Callable[[str], None]) -> list[str]:
-    return [f"reward: {fit(recipe, folder, show)}"]
+    return [f"reward: {fit(recipe, folder, show)}", next_command("reward", "eval", folder)]
 
 
 RUN = Run("reward fit", REWARD, _start, datasets=lambda _: ("reward.datasets", "reward.evaluate_on"))

@@ -20,8 +20,9 @@ from vla_rl.evaluation.statistics import clustered_wilson_interval
 from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 
 GET_MORE = (
-    "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all), and hold "
-    "out a larger share of them (world_model.holdout) or name them in world_model.calibrate_on."
+    "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all; on a "
+    "robot vla-rl deploy --record), and hold out a larger share of them (world_model.holdout) or name them in "
+    "world_model.calibrate_on."
 )
 
 

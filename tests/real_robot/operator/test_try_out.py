@@ -125,6 +125,7 @@ def test_a_person_says_which_episode_was_better_and_the_dataset_has_it(try_out: 
     browser.until(lambda s: any(text == "better than the episode before (anna)" for _, text in s["notices"]))
     try_out.deploy.process.send_signal(signal.SIGINT)
     assert try_out.deploy.process.wait(120) == 0, try_out.deploy.output()
+    assert try_out.deploy.output().splitlines()[-1] == f"next, what was recorded: vla-rl report {tmp_path / 'set'}"
     assert json_lines(tmp_path / "set/preferences.jsonl") == [{"better": 1, "worse": 0, "by": "anna"}]
 
 

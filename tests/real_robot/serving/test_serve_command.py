@@ -38,6 +38,16 @@ def test_a_port_in_use_is_named() -> None:
     assert found.exit_code == 2 and f"--port: {port} of 127.0.0.1 is in use; end what listens there" in found.stderr
 
 
+@pytest.mark.parametrize("command", ["serve", "deploy", "hub"])
+def test_a_plain_install_names_the_extra(command: str) -> None:
+    program = "import sys; sys.modules['websockets'] = None; from vla_rl.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program, command, "so101"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {command}: websockets is not installed. Run: pip install '.[robot]'\n"
+
+
 @pytest.mark.slow
 def test_a_served_policy_answers_as_it_does_at_home() -> None:
     command = [*MAIN, "serve", "pretrained:tabletop_base", "--port", "0", "--device", "cpu", "--control-hz", "20"]
@@ -47,6 +57,8 @@ def test_a_served_policy_answers_as_it_does_at_home() -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline().partition(";")[0].rpartition(":")[2])
         assert "ready: pretrained:tabletop_base" in process.stdout.readline()
+        then = "next, in another terminal: vla-rl deploy ROBOT.yaml --server ws://127.0.0.1:"
+        assert process.stdout.readline().startswith(f"{then}{port} ")
         rng = np.random.default_rng(0)
         image = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
         state = rng.uniform(-0.1, 0.1, 8).astype(np.float32)

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from vla_rl.cli import app as cli
+from vla_rl.common.atomic import disk_full
 from vla_rl.config import KINDS, recipes_folder
 
 ROOT = Path(cli.__file__).resolve().parent.parent
@@ -107,7 +108,11 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["config", "{recipe}", "lr"], "override 'lr': expected key=value"),
         (["config", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
         (["config", "{recipe}", "lr=1e-4"], "lr: unknown key (value 0.0001). Did you mean 'algo.optim.lr'"),
-        (["train", "{recipe}", "--algo.optim.lr", "1e-4"], "typed without dashes: algo.optim.lr=1e-4"),
+        (["config", "{recipe}", "algo.lr=1e-4"], "algo.lr: unknown key (value 0.0001). Did you mean 'algo.optim.lr'?"),
+        (
+            ["train", "{recipe}", "--algo.lr", "1e-4"],
+            "--algo.lr: a recipe's options are typed without dashes:",
+        ),
         (["train", "{recipe}", "--algo.optim.lr=1e-4"], "typed without dashes: algo.optim.lr=1e-4"),
         (["config", "{recipe}", "seed=x"], "seed: got 'x'"),
         (["config", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
@@ -236,6 +241,16 @@ def test_ctrl_c_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 130
     assert f"The run is saved in {folder}" in result.stderr
     assert f"vla-rl train --resume --output '{folder}'" in result.stderr
+
+
+def test_a_full_disk_is_said_and_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(recipe: object, folder: Path, resume: bool) -> None:
+        raise disk_full(folder, "checkpoint")
+
+    monkeypatch.setattr("vla_rl.workflows.post_train.train", full)
+    result = run("train", str(recipe), "-o", str(recipe.parent / "run"))
+    assert result.exit_code == 2 and "disk full while writing the checkpoint" in result.stderr
+    assert result.stderr.endswith(f"To resume the run:\n  vla-rl train --resume --output {recipe.parent / 'run'}\n")
 
 
 # ---------------------------------------------------------------- run folders
@@ -414,6 +429,8 @@ def test_doctor_exits_with_1_when_the_recipe_needs_what_is_missing(
     assert failing.exit_code == 1 and json.loads(failing.output)["ok"] is False
     passing = run("doctor", str(path), "env.kind=tabletop", "--json")
     assert passing.exit_code == 0 and json.loads(passing.output)["ok"] is True
+    shown = run("doctor", str(path), "env.kind=tabletop")
+    assert shown.stdout.endswith(f"\nnext: vla-rl eval {path} env.kind=tabletop\n"), shown.stdout
 
 
 def test_completion_is_installed_and_completes_commands_and_recipes(tmp_path: Path) -> None:

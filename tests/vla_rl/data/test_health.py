@@ -224,6 +224,7 @@ def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
 def test_many_episodes_are_compared_in_little_memory(tmp_path):
     data, times = read(write(tmp_path)), 10
     several = {"starts": np.tile(data.starts, times), "lengths": np.tile(data.lengths, times)}
+    several["looked_at"] = np.arange(times * len(data.lengths))
     many = replace(data, instruction=data.instruction * times, **several, first=np.tile(data.first, (times, 1)))
     many = replace(many, last=np.tile(data.last, (times, 1)))
     tracemalloc.start()

@@ -40,6 +40,7 @@ def test_aloha_keeps_every_number_and_picture_in_its_row(compressed: bool, tmp_p
     recordings = aloha(tmp_path / "aloha", episodes=2, compressed=compressed)
     done = run(recordings, "-o", tmp_path / "dataset", "--instruction", "hand it over")
     assert done.exit_code == 0, done.output
+    assert done.stdout.endswith(f"\nnext, is it sound: vla-rl report {tmp_path / 'dataset'}\n")
     data = opened(tmp_path / "dataset", ("cam_high", "cam_left_wrist", "cam_right_wrist"), 14, 14)
     state, action, images = motion(1, 14, (6, 13))
     second = slice(int(data.starts[1]), None)

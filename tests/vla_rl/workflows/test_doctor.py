@@ -257,5 +257,16 @@ def test_a_missing_dataset_names_the_recipe_that_collects_it(tmp_path, monkeypat
 def test_a_recipe_with_a_wrong_option_is_wrong_also_to_doctor() -> None:
     assert doctor.check_recipe("tabletop_grpo").status == "ok"
     found = doctor.check_recipe("tabletop_grpo", ["algo.lrr=1"])
-    assert found.is_fault and found.found.startswith("algo.lrr: unknown key (value 1). Did you mean 'optim.lr'?")
+    assert found.is_fault and found.found.startswith("algo.lrr: unknown key (value 1). Did you mean 'algo.optim.lr'?")
     assert doctor.check_recipe("tabletop_grpo", ["env={kind: 'no.such:Env'}"]).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "command"),
+    [("tabletop_grpo", "train"), ("libero_object_bc", "collect"), ("tabletop_world_model", "world-model fit")],
+)
+def test_doctor_names_what_a_recipe_begins_with(
+    recipe: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert doctor.first_command(doctor.read_recipe(recipe)) == command

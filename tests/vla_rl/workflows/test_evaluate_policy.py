@@ -24,6 +24,11 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+def following(said: str) -> list[str]:
+    """The command that a command's last line names."""
+    return shlex.split(said.splitlines()[-1].partition(": vla-rl ")[2])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
@@ -37,27 +42,32 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
         "eval: {episodes_per_task: 2, videos: 0}\n"
         "log: {tensorboard: false}\n"
     )
-    assert "2 episodes" in run("collect", str(recipe), "env.tasks=[reach_red]", "-o", str(tmp_path / "demos"))
+    said = run("collect", str(recipe), "env.tasks=[reach_red]", "-o", str(tmp_path / "demos"))
+    assert "2 episodes" in said and following(said) == ["sft", str(recipe), "env.tasks=[reach_red]"]
 
     folder = tmp_path / "run"
-    assert f"policy: {folder / 'policy'}" in run("sft", str(recipe), "-o", str(folder))
+    said = run("sft", str(recipe), "-o", str(folder))
+    assert f"policy: {folder / 'policy'}" in said
+    assert following(said) == ["eval", str(folder / "config.yaml"), f"policy.path={folder / 'policy'}"]
     run("sft", str(recipe), "-o", str(folder), "--resume")
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and max(steps) == 3
 
     evaluation = tmp_path / "evaluation"
     command = ("eval", str(recipe), f"policy.path={folder / 'policy'}", "-o", str(evaluation))
-    assert "greedy" in run(*command)
+    said = run(*command)
+    assert "greedy" in said and following(said) == ["compare", "BEFORE", str(evaluation)]
     assert "sampled" in run(*command, "--name", "again")  # A second one in the same folder.
     assert CliRunner().invoke(app, list(command)).exit_code == 2  # Not over the first.
     assert (evaluation / "report.html").stat().st_size > 1000
     first, again = (evaluation / "evaluations" / f"{name}.json" for name in ("policy", "again"))
     table = run("compare", str(first), str(again), "-o", str(tmp_path / "comparison.json"))
     assert "McNemar" in table
+    policy = str(folder / "policy")
+    assert following(table) == ["compare", policy, policy, "--recipe", str(evaluation / "config.yaml")]
     greedy = [r for r in json.loads((tmp_path / "comparison.json").read_text())["results"] if r["mode"] == "greedy"]
     assert greedy and all(r["gained"] == r["lost"] == 0 for r in greedy)
 
-    policy = str(folder / "policy")
     command = ("compare", policy, policy, "--recipe", str(recipe), "-o", str(tmp_path / "pairs.json"))
     assert "of at most 4 pairs" in run(*command, "compare.max_pairs=4")
     pairs = json.loads((tmp_path / "pairs.json").read_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import rich
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.recipe.checks import FIT, Run
@@ -104,10 +105,16 @@ def check_threshold(recipe: FitRecipe, run: RunFolder, changed: Changed) -> None
         )
 
 
+def _start(recipe: FitRecipe, folder: Path, _: bool, __: Callable[[str], None]) -> list[str]:
+    fitted = fit_world_model(recipe, folder)
+    words = ("eval", RunFolder(folder).config, fitted, "--held-out", "EPISODES")
+    return [f"world model: {fitted}", next_command("world-model", *words, what="on episodes that it has not seen")]
+
+
 RUN = Run(
     "world-model fit",
     FIT,
-    lambda recipe, folder, _, __: [f"world model: {fit_world_model(recipe, folder)}"],
+    _start,
     datasets=lambda _: DATASETS_OF_A_FIT,
     free=("datasets", *CHOOSE_THE_THRESHOLD),
     check_changes=lambda recipe: partial(check_threshold, recipe),
