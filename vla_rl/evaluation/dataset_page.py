@@ -15,8 +15,9 @@ from matplotlib import figure as mpl
 from matplotlib.figure import Figure
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.data.health import Recorded, check_recorded, read
+from vla_rl.data.health import check_recorded
 from vla_rl.data.lerobot_io import encode_png
+from vla_rl.data.recorded import Recorded, read
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.recorded_page import COLUMNS
 from vla_rl.evaluation.report.charts import BLUE, page_template, png

@@ -16,7 +16,7 @@ from test_data import demos, edit_frames, read, replace_column, shared  # noqa: 
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data import cache as cache_module
-from vla_rl.data import health
+from vla_rl.data import recorded
 from vla_rl.data import source as source_module
 from vla_rl.data.dataset import NOTES_FILE, OBSERVED_EVERY, BCDataset, DataNeeds
 from vla_rl.data.dataset_check import check_datasets
@@ -98,7 +98,7 @@ def test_a_path_in_the_home_folder(demos, monkeypatch):
     check_datasets(["~/demos"])
     assert LeRobotSource("~/demos").root == demos
     (demos / NOTES_FILE).write_text(json.dumps({OBSERVED_EVERY: 2}))
-    assert health.read(Path("~/demos")).observed_every == 2
+    assert recorded.read(Path("~/demos")).observed_every == 2
     assert read(Path("~/demos")).path == demos and validate(SFTConfig, {"datasets": "~/demos"}).datasets[0].path == str(
         demos
     )

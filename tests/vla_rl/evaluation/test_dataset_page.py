@@ -14,7 +14,7 @@ from own_recordings import so101
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.data.health import read
+from vla_rl.data.recorded import read
 from vla_rl.evaluation import dataset_page
 
 
