@@ -96,7 +96,7 @@ class Robustness(Config):
         """A table for the console, 80 columns wide."""
         title = f"{self.name} on {self.env}, {self.split} split: what one change costs, 95 % intervals"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in ("axis", "level", "%", "interval", "less clean, points", "p", "n"):
+        for name in ("axis", "level", "%", "interval", "against clean, points", "p", "n"):
             table.add_column(name, justify="left" if name == "axis" else "right", no_wrap=True)
         for place, rate in enumerate(self.rates):
             last = place + 1 == len(self.rates) or self.rates[place + 1].axis != rate.axis
@@ -105,7 +105,7 @@ class Robustness(Config):
 
     def markdown(self) -> str:
         """The table for a page."""
-        lines = ["| axis | level | success, % | 95 % interval | less clean, points | p | n |"]
+        lines = ["| axis | level | success, % | 95 % interval | against clean, points | p | n |"]
         lines.append("|---|---|---|---|---|---|---|")
         return "\n".join([*lines, *(f"| {' | '.join(_cells(rate))} |" for rate in self.rates)])
 

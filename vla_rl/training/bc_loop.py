@@ -5,7 +5,6 @@ train_bc(policy, SFTConfig(datasets=["data/demos"], steps=2000), folder, log, se
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -124,7 +123,7 @@ def _make_steps(
                 window.clear()
                 if world.is_main:
                     log(step, metrics)
-            advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
+            advance(step, f"loss {metrics['loss']:.4f}" if "loss" in metrics else "")
             stopping = any(world.gather(interrupted.is_set()))
             if step % config.save_every == 0 or step == config.steps or stopping:
                 _save(cloning, checkpoints, window, content)

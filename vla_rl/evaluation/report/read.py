@@ -86,7 +86,8 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
     try:
         metrics = read_metrics(run.metrics)
     except FileNotFoundError:
-        missing.append(f"learning curves and timing: no {run.metrics.name}")
+        if command_of(run) != "eval":
+            missing.append(f"learning curves and timing: no {run.metrics.name}")
     except ValueError as error:
         missing.append(str(error))
     ablation = parsed(run.ablation, required=False)

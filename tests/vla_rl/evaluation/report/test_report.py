@@ -338,6 +338,13 @@ def test_a_protocol_that_is_not_the_official_one_is_not_comparable(run):
     assert "Not comparable" not in read(write_report(run))
 
 
+def test_an_evaluation_lacks_no_learning_curves(run):
+    (run / "metrics.jsonl").unlink()
+    assert "no metrics.jsonl" in read(write_report(run))
+    (run / "command.txt").write_text("vla-rl eval tabletop_grpo")
+    assert "no metrics.jsonl" not in read(write_report(run))
+
+
 def test_perturbed_rows_are_on_the_page(run):
     assert "<h2>Perturbed</h2>" not in read(write_report(run))
     clean, dark = evaluation("policy", 0.9, 0), evaluation("light-3", 0.2, 1)
