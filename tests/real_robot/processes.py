@@ -54,7 +54,7 @@ def _prepare() -> None:
 class Child:
     """A process, its output in a file, its keyboard a pipe."""
 
-    def __init__(self, command: list[str], log: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], log: Path, env: dict[str, str], cwd: Path = ROOT) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 env=env,
-                cwd=ROOT,
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=_prepare,  # noqa: PLW1509 (it makes two system calls)
             )

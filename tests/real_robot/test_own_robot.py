@@ -106,6 +106,24 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         child.kill()
 
 
+def aloha_contract(trace: Path, names: Sequence[str], cameras: Sequence[str]) -> dict[str, Any]:
+    """The contract of two arms with 14 joints in all."""
+    joints = {"topic": "", "type": "sensor_msgs/JointState", "joints": [*names]}
+    limits = {"kind": "position", "low": -1.5, "high": 1.5, "max_velocity": 1.0}
+    return {
+        "name": "own_aloha",
+        "rate": 50,
+        "transport": arm(names, cameras, trace, 50),
+        "observation": {
+            "images": {one: {"topic": one, "type": "sensor_msgs/Image", "align": {"tolerance": 1}} for one in cameras},
+            "state": [{**joints, "topic": "observation", "align": {"tolerance": 1}}],
+        },
+        "action": [{**joints, "topic": "action", "indices": [*range(14)]}],
+        "execution": {"kind": "position"},
+        "safety": {"dimensions": [{"name": name, "state": i, **limits} for i, name in enumerate(names)]},
+    }
+
+
 def arm(names: Sequence[str], cameras: Sequence[str], trace: Path, rate: int) -> dict[str, Any]:
     """The transport of an arm of such joints."""
     settings = {"joints": [*names], "views": [*cameras], "trace": str(trace), "calibration_dir": str(trace.parent)}
@@ -137,21 +155,7 @@ def test_aloha_recordings(lab: Lab) -> None:
     lab.run("import", aloha(lab.folder / "aloha", episodes=5), "-o", dataset, "--instruction", INSTRUCTION)
     policy = lab.learn(dataset, cameras)
     trace, names = lab.folder / "trace.jsonl", LeRobotSource(dataset).action_names
-    joints = {"topic": "", "type": "sensor_msgs/JointState", "joints": [*names]}
-    limits = {"kind": "position", "low": -1.5, "high": 1.5, "max_velocity": 1.0}
-    contract = {
-        "name": "own_aloha",
-        "rate": 50,
-        "transport": arm(names, cameras, trace, 50),
-        "observation": {
-            "images": {one: {"topic": one, "type": "sensor_msgs/Image", "align": {"tolerance": 1}} for one in cameras},
-            "state": [{**joints, "topic": "observation", "align": {"tolerance": 1}}],
-        },
-        "action": [{**joints, "topic": "action", "indices": [*range(14)]}],
-        "execution": {"kind": "position"},
-        "safety": {"dimensions": [{"name": name, "state": i, **limits} for i, name in enumerate(names)]},
-    }
-    (lab.folder / "own_aloha.yaml").write_text(yaml.safe_dump(contract))
+    (lab.folder / "own_aloha.yaml").write_text(yaml.safe_dump(aloha_contract(trace, names, cameras)))
     check_followed(trace, names, lab.deploy(policy, lab.folder / "own_aloha.yaml"))
 
 
