@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(98_808, 82_000),
-    "files": Limit(595, 520),
+    "lines": Limit(98_991, 82_000),
+    "files": Limit(596, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_075, 850),
@@ -54,7 +54,7 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(16, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(145, 150),
+    "function-level imports": Limit(148, 150),
     "of them, of our own modules": Limit(58, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
@@ -62,7 +62,7 @@ LIMITS = {
     "lines to the loss": Limit(1_683, 1_100),
     "files to the loss": Limit(30, 18),
     "fast tests": Limit(None, None),
-    "live tests": Limit(50, 50),
+    "live tests": Limit(85, 75),
     "slow tests": Limit(None, None),
 }
 

@@ -1,8 +1,8 @@
-"""A simulated robot on the ROS 1 graph: a plain rospy node around a simulator, in a process of its own.
+"""A simulated robot on a ROS graph: a plain node around a simulator, in a process of its own.
 
 It takes twists and gripper commands and publishes its camera, the end effector's pose and its joints at the
 simulator's control rate, as a velocity-controlled arm does: a twist is followed until the next one, for at
-most `command_timeout`, then the arm stands. It knows nothing of the bridge: it speaks rospy directly.
+most `command_timeout`, then the arm stands. It knows nothing of the bridge: it speaks rospy or rclpy directly.
 
 It starts with a scene laid out, in which the arm can be driven and nothing is counted. An episode begins when somebody
 asks: a person (the service /episode/begin: the scene that waits, else the next one of the split) or a script (the topic
@@ -21,9 +21,6 @@ Topics (all stamped with the wall clock):
          how many control steps it would still need (infinite: it cannot)
 """
 
-# pyright: reportMissingImports=false
-# (rospy comes from ROS 1's packages, not from PyPI.)
-
 from __future__ import annotations
 
 import json
@@ -41,7 +38,8 @@ import numpy as np
 from pydantic import Field
 
 from real_robot.bridge.codec import encode_image, to_quaternion
-from real_robot.transports.ros.install import RosInstallError, enable
+from real_robot.bridge.sim_node import GraphKind, open_node
+from real_robot.transports.ros.install import RosInstallError
 from real_robot.transports.ros.master import Master, master_pid
 from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.types import EpisodeSpec, Split
@@ -58,6 +56,7 @@ class SimRobotConfig(Config):
     """The simulator behind the node, and how the node behaves. Defaults are the tabletop's."""
 
     env: dict[str, Any] = Field(default={"kind": "tabletop"}, description="The env section of a recipe.")
+    graph: GraphKind = Field(default="ros1", description="Whose node it is: ROS 1's, or ROS 2's (rclpy, sourced).")
     speed: float = Field(default=1.0, gt=0, le=20, description="How many times faster than real time it runs.")
     lockstep: bool = Field(
         default=False, description="Wait for a command before each control step: no timing, the same result each time."
@@ -119,13 +118,6 @@ class SimRobot:
     """
 
     def __init__(self, config: SimRobotConfig, say: Callable[[str], None] = lambda text: None) -> None:
-        enable()
-        import rospy
-        from geometry_msgs.msg import PoseStamped, TwistStamped
-        from sensor_msgs.msg import CompressedImage, JointState
-        from std_msgs.msg import Float64MultiArray, String
-        from std_srvs.srv import Trigger
-
         self.config, self._say = config, say
         env_config = build_component("env", config.env)
         self._env = env_config.start()
@@ -143,38 +135,36 @@ class SimRobot:
         # For the simulator's thread: what to do, and who hears that there is no such scene.
         self._asked: queue.SimpleQueue[tuple[Callable[[], None], Callable[[str], None]]] = queue.SimpleQueue()
         self._trace = config.trace.open("a", buffering=1) if config.trace else None
-        rospy.init_node("sim_robot", disable_signals=True)
-        self._rospy = rospy
-        self._image = {
-            c: rospy.Publisher(f"/{c}/image/compressed", CompressedImage, queue_size=1) for c in self._spec.cameras
-        }
-        self._pose = rospy.Publisher("/end_effector_pose", PoseStamped, queue_size=1, tcp_nodelay=True)
-        self._joints = rospy.Publisher("/joint_states", JointState, queue_size=1, tcp_nodelay=True)
-        self._episode = rospy.Publisher("/episode/state", String, queue_size=1, latch=True)
-        self._instruction = rospy.Publisher("/episode/instruction", String, queue_size=1, latch=True)
-        self._outcome = rospy.Publisher("/episode/outcome", String, queue_size=1)
+        node = self._node = open_node(config.graph, "sim_robot")
+        image, string = "sensor_msgs/CompressedImage", "std_msgs/String"
+        self._image = {c: node.publisher(f"/{c}/image/compressed", image) for c in self._spec.cameras}
+        self._pose = node.publisher("/end_effector_pose", "geometry_msgs/PoseStamped")
+        self._joints = node.publisher("/joint_states", "sensor_msgs/JointState")
+        self._episode = node.publisher("/episode/state", string, latched=True)
+        self._instruction = node.publisher("/episode/instruction", string, latched=True)
+        self._outcome = node.publisher("/episode/outcome", string)
         self._expert = None
         if config.publish_expert:
-            self._expert = rospy.Publisher("/expert/command", Float64MultiArray, queue_size=1, tcp_nodelay=True)
-        rospy.Subscriber("/twist_command", TwistStamped, self._on_twist, queue_size=1, tcp_nodelay=True)
-        rospy.Subscriber("/gripper/command", JointState, self._on_gripper, queue_size=1, tcp_nodelay=True)
-        rospy.Subscriber("/episode/start", String, self._on_start, queue_size=1)
-        rospy.Service(BEGIN, Trigger, lambda _: self._answer(self._begin))
-        rospy.Service(RESET, Trigger, lambda _: self._answer(self._reset_scene))
+            self._expert = node.publisher("/expert/command", "std_msgs/Float64MultiArray")
+        node.subscribe("/twist_command", "geometry_msgs/TwistStamped", self._on_twist)
+        node.subscribe("/gripper/command", "sensor_msgs/JointState", self._on_gripper)
+        node.subscribe("/episode/start", string, self._on_start)
+        node.serve(BEGIN, lambda: self._answer(self._begin))
+        node.serve(RESET, lambda: self._answer(self._reset_scene))
         self._lay_out(config.index)
 
-    # --- callbacks: rospy's threads -----------------------------------------------------------------
+    # --- callbacks: the node's threads -----------------------------------------------------------------
 
     def _on_twist(self, message: Any) -> None:
         linear, angular = message.twist.linear, message.twist.angular
         values = np.array([linear.x, linear.y, linear.z, angular.x, angular.y, angular.z])
         with self._lock:
-            self._twist = _Command(message.header.stamp.to_nsec(), time.monotonic(), values)
+            self._twist = _Command(self._node.stamp_of(message), time.monotonic(), values)
         self._news.set()
 
     def _on_gripper(self, message: Any) -> None:
         with self._lock:
-            self._gripper = _Command(message.header.stamp.to_nsec(), time.monotonic(), np.array(message.position[:1]))
+            self._gripper = _Command(self._node.stamp_of(message), time.monotonic(), np.array(message.position[:1]))
         self._news.set()
 
     def _on_start(self, message: Any) -> None:
@@ -182,9 +172,9 @@ class SimRobot:
             wanted = json.loads(message.data)
             number, spec = int(wanted["id"]), EpisodeSpec(str(wanted["task"]), wanted["split"], int(wanted["index"]))
         except (ValueError, KeyError, TypeError) as error:
-            self._rospy.logwarn("/episode/start: not readable: %s", error)
+            self._say(f"/episode/start: not readable: {error}")
             return
-        self._ask(lambda: self._start(number, spec), lambda error: self._rospy.logwarn("/episode/start: %s", error))
+        self._ask(lambda: self._start(number, spec), lambda error: self._say(f"/episode/start: {error}"))
 
     def _answer(self, act: Callable[[], str]) -> tuple[bool, str]:
         """A service's answer, once the simulator's thread has done what was asked."""
@@ -202,9 +192,9 @@ class SimRobot:
     # --- the simulator: this thread -----------------------------------------------------------------
 
     def run(self) -> None:
-        """Step and publish until rospy shuts down or `stop` is called."""
+        """Step and publish until the node shuts down or `stop` is called."""
         next_tick = time.monotonic()
-        while not self._rospy.is_shutdown():
+        while self._node.is_running:
             while not self._asked.empty():
                 act, refuse = self._asked.get()
                 try:
@@ -221,7 +211,7 @@ class SimRobot:
             self._step(*self._newest_commands())
 
     def stop(self) -> None:
-        self._rospy.signal_shutdown("stopped")
+        self._node.stop()
 
     def _begin(self) -> str:
         """A person's episode, in the scene that waits; where none does, in the next one."""
@@ -325,7 +315,7 @@ class SimRobot:
             how = "solved" if state.success else "out of time"
             steps = self._succeeded_at if state.success else state.step
             self._say(f"episode {self._num_begun}: {how} after {steps} steps ({steps / self._spec.control_hz:.1f} s)")
-            self._outcome.publish("success" if state.success else "failure")
+            self._outcome.publish(self._text("success" if state.success else "failure"))
 
     def _write_trace(self, twist: _Command | None, gripper: _Command | None) -> None:
         assert self._trace is not None
@@ -339,24 +329,24 @@ class SimRobot:
         self._trace.write(json.dumps(line) + "\n")
 
     def _publish(self, observation: Any) -> None:
-        self._state.stamp = time.time_ns()
-        now = self._rospy.Time(*divmod(self._state.stamp, 10**9))
-        self._episode.publish(json.dumps(asdict(self._state)))
-        self._instruction.publish(self._state.instruction)
-        pose = self._pose.data_class()
-        pose.header.stamp, pose.header.frame_id = now, FRAME
+        now = self._state.stamp = time.time_ns()
+        self._episode.publish(self._text(json.dumps(asdict(self._state))))
+        self._instruction.publish(self._text(self._state.instruction))
+        pose = self._node.message("geometry_msgs/PoseStamped", now)
+        pose.header.frame_id = FRAME
         position, orientation = observation.state[:3], to_quaternion(observation.state[3:6].astype(np.float64))
         pose.pose.position.x, pose.pose.position.y, pose.pose.position.z = map(float, position)
         for axis, value in zip("xyzw", orientation, strict=True):
             setattr(pose.pose.orientation, axis, float(value))
         self._pose.publish(pose)
-        joints = self._joints.data_class(name=list(FINGERS), position=[float(v) for v in observation.state[6:8]])
-        joints.header.stamp = now
-        self._joints.publish(joints)
+        fingers = [float(v) for v in observation.state[6:8]]
+        self._joints.publish(self._node.message("sensor_msgs/JointState", now, name=list(FINGERS), position=fingers))
         for camera, picture in observation.images.items():
-            data = encode_image(picture, self.config.image_format)
-            image = self._image[camera].data_class(format=self.config.image_format, data=data)
-            image.header.stamp, image.header.frame_id = now, camera
+            form = self.config.image_format
+            image = self._node.message(
+                "sensor_msgs/CompressedImage", now, format=form, data=encode_image(picture, form)
+            )
+            image.header.frame_id = camera
             self._image[camera].publish(image)
         if self._expert is not None and not self._state.done:
             self._publish_expert(self._expert)
@@ -364,7 +354,11 @@ class SimRobot:
     def _publish_expert(self, publisher: Any) -> None:
         action = self._env.expert_action().astype(np.float64)
         action[:6] *= np.array(SCALES)
-        publisher.publish(publisher.data_class(data=[*action.tolist(), float(self._env.expert_remaining())]))
+        numbers = [*action.tolist(), float(self._env.expert_remaining())]
+        publisher.publish(self._node.message("std_msgs/Float64MultiArray", data=numbers))
+
+    def _text(self, text: str) -> Any:
+        return self._node.message("std_msgs/String", data=text)
 
 
 def _name(state: EpisodeState) -> str:
@@ -373,20 +367,23 @@ def _name(state: EpisodeState) -> str:
 
 
 def run_sim_robot(config: SimRobotConfig, master: str) -> None:
-    """Run the node until SIGINT or SIGTERM; with `master` "new", also a ROS master."""
+    """Run the node until SIGINT or SIGTERM; with `master` "new", also a ROS master. ROS 2 has none."""
 
     def say(text: str) -> None:
         print(f"sim_robot: {text}", flush=True)
 
-    own = Master(11311) if master == "new" else None
-    os.environ["ROS_MASTER_URI"] = own.uri if own else master
-    os.environ.setdefault("ROS_IP", "127.0.0.1")
+    is_ros1 = config.graph == "ros1"
+    own = Master(11311) if is_ros1 and master == "new" else None
     try:
-        if master_pid(os.environ["ROS_MASTER_URI"]) is None:
-            raise RosInstallError(
-                f"no ROS master answers at {master}; start one with `vla-rl robot master`, or --master new"
-            )
-        say(f"on the ROS master {os.environ['ROS_MASTER_URI']}; Ctrl-C ends it")
+        if is_ros1:
+            os.environ["ROS_MASTER_URI"] = own.uri if own else master
+            os.environ.setdefault("ROS_IP", "127.0.0.1")
+            if master_pid(os.environ["ROS_MASTER_URI"]) is None:
+                raise RosInstallError(
+                    f"no ROS master answers at {master}; start one with `vla-rl robot master`, or --master new"
+                )
+        where = f"the ROS master {os.environ['ROS_MASTER_URI']}" if is_ros1 else "the graph of ROS 2"
+        say(f"on {where}; Ctrl-C ends it")
         robot = SimRobot(config, say)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: robot.stop())

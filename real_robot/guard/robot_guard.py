@@ -20,10 +20,10 @@ from real_robot.bridge.codec import begins_near, read_action
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.channels import ActionSink, AlignConfig
 from real_robot.contract.contract import RobotContract
-from real_robot.control.robot_loop import ControlLoop, OperatorCommand
+from real_robot.control.robot_loop import ControlLoop, OperatorCommand, Tick
 from real_robot.control.shutdown import Shutdown
-from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, SafetyEvent, Supervisor
-from real_robot.guard.robot_lock import SUFFIX, claim
+from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, STOPPED, SafetyEvent, Supervisor
+from real_robot.guard.robot_lock import SUFFIX, RobotLock, claim
 from real_robot.operator.operators import Operators, TopicOperator
 from real_robot.transports.base import Graph, Transport, TransportError
 from real_robot.transports.messages import Message, MessageError
@@ -173,6 +173,19 @@ class GuardedCommands:
         """Nothing to release."""
 
 
+class StopsAll:
+    """An observer that has the robot's other processes stop too, where the guard's own checks have stopped it."""
+
+    def __init__(self, lock: RobotLock, supervisor: Supervisor) -> None:
+        self._lock, self._supervisor, self._was_stopped = lock, supervisor, False
+
+    def __call__(self, tick: Tick) -> None:
+        is_stopped = tick.sent is not None and tick.sent.mode == STOPPED
+        if is_stopped and not self._was_stopped and tick.operator_command.stop is None:
+            self._lock.stop_all(self._supervisor.state.reason)
+        self._was_stopped = is_stopped
+
+
 def run_guard(contract: RobotContract, say: Say) -> None:
     """Guard the robot until a signal; it stands then.
 
@@ -201,7 +214,8 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         supervisor = Supervisor(seen.safety, on_event=tell, state_checks=robot.state_checks)
         commands = GuardedCommands(contract, transport, shutdown.say, header_clock=robot.header_clock)
         operator = Operators([shutdown, TopicOperator(contract.operator, transport), commands, lock])
-        loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])
+        observers = [lock, StopsAll(lock, supervisor)]
+        loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=observers)
         shutdown.say(f"guard: {contract.name}: forwards {topics}; brakes after {timeout_of(contract):g} s without")
         shutdown.run(loop)
     lock.check_held()

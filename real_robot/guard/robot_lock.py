@@ -324,10 +324,15 @@ class RobotLock:
     def __call__(self, tick: Tick) -> None:
         """Pass on what a person has done here."""
         done = tick.operator_command
-        if done.stop is not None and done.stop not in self._passed and not self._lease.stopped:
-            self._tell(epoch=self._lease.epoch + 1, stopped=done.stop[:1000])
+        if done.stop is not None and done.stop not in self._passed:
+            self.stop_all(done.stop)
         if done.reset is not None and done.reset not in self._passed:
             self._tell(epoch=self._lease.epoch + 1, stopped="")
+
+    def stop_all(self, reason: str) -> None:
+        """Have the robot's other processes stop, until a reset at one of them."""
+        if not self._lease.stopped:
+            self._tell(epoch=self._lease.epoch + 1, stopped=reason[:1000])
 
     def close(self) -> None:
         """Give the robot back. May be called twice."""

@@ -1,78 +1,72 @@
-"""An arm of two joints on a real ROS 1 graph, with a policy that drives it, and faults that are told to it."""
+"""An arm of two joints on a real graph, a policy that drives it where it is told, and faults that it is told."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from processes import RosGraph, json_lines, missing_ros, until
+from deployment import RATE, Deployment
+from processes import Child, json_lines, until
 from urdfs import PLANAR, joint_contract
 
 from real_robot.contract.load import load_contract
 from real_robot.kinematics.arm_model import ArmModel
-from real_robot.transports.ros.master import free_port
 
 JOINTS = ["shoulder", "elbow"]
-RATE, TIMEOUT = 10, 0.4
+TIMEOUT = 0.4
 STOPPING = 0.6  # braking takes 125 ms and a tick of 100 ms; the rest is a busy machine's
 
 
-def on_ros(test: Callable[..., None]) -> Callable[..., None]:
-    missing = missing_ros()
-    skip = pytest.mark.skipif(bool(missing), reason=missing or "ROS 1 is there")
-    return pytest.mark.live(pytest.mark.slow(pytest.mark.timeout(400)(skip(test))))
+class Arm(Deployment):
+    """Arm, policy server and deploy, each a process; what the arm followed is in `trace`."""
 
-
-class Arm:
-    """Master, arm, policy server and deploy, each a process; what the arm followed is in `trace`."""
-
-    def __init__(self, folder: Path, goal: str, wrench: dict[str, Any] | None = None, **model: Any) -> None:
-        self.graph, self.folder = RosGraph(folder), folder
-        self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
-        state = {
-            "topic": "/joint_states",
-            "type": "sensor_msgs/JointState",
-            "joints": JOINTS,
-            "align": {"tolerance": 0.5},
-        }
-        observation = {"max_age": TIMEOUT, "state": [state]}
+    def __init__(self, folder: Path, graph: str, wrench: dict[str, Any], model: dict[str, Any]) -> None:
+        state = {"topic": "/joint_states", "type": "sensor_msgs/JointState", "joints": JOINTS}
         path = joint_contract(
             folder,
             PLANAR,
             JOINTS,
             rate=RATE,
-            transport={"kind": "ros1", "master": self.graph.master.uri},
-            observation=observation,
-            safety={"observation_timeout": TIMEOUT, "command_timeout": TIMEOUT, "wrench": wrench},
+            observation={"state": [{**state, "align": {"tolerance": 0.5}}]},
+            safety={"wrench": wrench},
             model=model,
         )
         section = load_contract(path).model
         assert section is not None, "it has one"
         self.model = ArmModel(section, Path(section.file))
-        node = self.graph.start("arm", "tests/real_robot/arm_node.py", str(self.trace))
-        port = free_port()
-        self.graph.start("server", "tests/real_robot/light_server.py", str(port), f"reach {goal}")
-        until(lambda: node.says("ready"), "the arm")
-        options = ["--server", f"127.0.0.1:{port}", "--instruction", "go", "--log", str(self.ticks)]
-        self.deploy = self.graph.cli("deploy", "deploy", str(path), *options)
-        until(lambda: self.deploy.says("arm: waiting for"), "deploy")
-        self.deploy.type("\n")
+        prompt = [f"{name}={TIMEOUT}" for name in ("observation.max_age", "safety.observation_timeout")]
+        options = ("--start", "--instruction", "go")
+        super().__init__(folder, contract=str(path), overrides=prompt, options=options, graph=graph)
+        self.teller = self.graph.node("say", "/fault")
+
+    def start_sim(self) -> Child:
+        return self.graph.start("arm", "tests/real_robot/arm_node.py", str(self.trace))
+
+    def start_server(self) -> Child:
+        return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), "reach 0 0")
 
     def followed(self) -> list[dict[str, Any]]:
         return [line for line in json_lines(self.trace) if "joints" in line]
 
+    def motions(self) -> list[float]:
+        """When the arm was told to be elsewhere than before."""
+        return [b["time"] for a, b in pairwise(self.followed()) if a["joints"] != b["joints"]]
+
     def last_motion(self) -> float:
-        """When the arm was last told to be elsewhere than before."""
-        lines = self.followed()
-        moved = [b["time"] for a, b in pairwise(lines) if a["joints"] != b["joints"]]
-        return max(moved)
+        return max(self.motions())
+
+    def moves(self, since: float) -> bool:
+        return any(moment > since for moment in self.motions())
+
+    def reach(self, goal: str) -> None:
+        """The policy asks for these joints from now on. Returns when the arm is on its way."""
+        now = time.monotonic()
+        self.server.type(f"{goal}\n")
+        until(lambda: self.graph.check_alive() or sum(m > now for m in self.motions()) > 3, "motion")
 
     def await_stand(self) -> None:
         """Wait until the arm has not moved for half a second."""
@@ -80,33 +74,16 @@ class Arm:
 
     def tell(self, fault: str) -> float:
         """Say it on /fault. Returns when the arm heard it."""
-        code = f"""from real_robot.transports.ros.install import enable
-enable()
-import rospy, time
-from std_msgs.msg import String
-rospy.init_node("fault")
-publisher = rospy.Publisher("/fault", String, queue_size=1, latch=True)
-publisher.publish({fault!r})
-time.sleep(5)
-"""
-        child = self.graph.start("fault", "-c", code)
-        lines = until(lambda: [x for x in json_lines(self.trace) if x.get("fault") == fault], "the fault")
-        child.kill()
-        return lines[0]["time"]
+        told = lambda: [line["time"] for line in json_lines(self.trace) if line.get("fault") == fault]  # noqa: E731
+        before = len(told())
+        self.teller.type(f"{fault}\n")
+        return until(lambda: told()[before:], "the fault")[0]
 
-    def close(self) -> None:
-        self.graph.close()
+    def end_fault(self) -> None:
+        self.tell("none")
+        self.reset(lambda: self.mode() == "running")
 
     def nearest(self) -> float:
         """Smallest distance of the lower link to the wall, of all set-points that the arm followed."""
         joints = [np.array(line["joints"]) for line in self.followed()]
         return min(self.model.distances(j).get(("lower", "wall"), math.inf) for j in joints)
-
-
-@contextmanager
-def running(folder: Path, goal: str, wrench: dict[str, Any] | None = None, **model: Any) -> Iterator[Arm]:
-    arm = Arm(folder, goal, wrench, **model)
-    try:
-        yield arm
-    finally:
-        arm.close()

@@ -1,13 +1,14 @@
-"""The four processes of a robot at work on a real ROS 1 graph, for tests of faults: what was sent and followed."""
+"""The processes of a robot at work on a real graph, ROS 1's or ROS 2's, for tests of faults, and what was sent."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from processes import Child, Ros2Graph, RosGraph, json_lines, until
+from processes import Child, json_lines, open_graph, until
 
 from real_robot.transports.ros.master import free_port
 
@@ -39,9 +40,9 @@ class Deployment:
         contract: str = "sim_robot",
         sim: Sequence[str] = (),
         options: Sequence[str] = ("--start",),
-        graph: RosGraph | None = None,
+        graph: str = "ros1",
     ) -> None:
-        self.graph = graph or RosGraph(folder)
+        self.graph = open_graph(graph, folder)
         self.contract, self.sim_options, self.options = contract, sim, options
         self.port = free_port()
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
@@ -53,25 +54,17 @@ class Deployment:
         self.overrides += ["observation.images.agentview.topic=/faulty/image/compressed"] if camera_between else []
         self.deploy = self.graph.cli("deploy", *self.command())
 
-    def command(self) -> list[str]:
-        """The arguments of `vla-rl` that start deploy."""
+    def command(self, *options: str) -> list[str]:
+        """The arguments of `vla-rl` that start deploy; `options`: in place of its own."""
         return [
-            *("deploy", self.contract, *self.transport(), *CONTRACT, *self.overrides),
-            *("--server", f"127.0.0.1:{self.port}", "--log", str(self.ticks), *self.options),
+            *("deploy", self.contract, self.graph.transport, *CONTRACT, *self.overrides),
+            *("--server", f"127.0.0.1:{self.port}", "--log", str(self.ticks), *(options or self.options)),
         ]
 
-    def transport(self) -> list[str]:
-        """Overrides of the contract: how deploy reaches the graph."""
-        if isinstance(self.graph, Ros2Graph):
-            return ["transport={kind: rclpy}", "episode={begin: '', reset: ''}"]
-        return [f"transport.master={self.graph.master.uri}"]
-
     def start_sim(self) -> Child:
-        if isinstance(self.graph, Ros2Graph):
-            return self.graph.start("sim", "tests/real_robot/transports/ros/rclpy_robot.py", str(self.trace))
         scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
-        where = [f"trace={self.trace}", "--master", self.graph.master.uri]
-        return self.graph.cli("sim", "robot", "sim", *scene, *self.sim_options, *where)
+        own = [f"trace={self.trace}", *self.graph.sim]
+        return self.graph.cli("sim", "robot", "sim", *scene, *self.sim_options, *own)
 
     def start_server(self) -> Child:
         return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behavior)
@@ -107,19 +100,19 @@ class Deployment:
         assert not np.any(lines[-1]["twist"]), f"the robot was left with {lines[-1]['twist']}"
         return max(line["time"] for line in lines if np.any(line["twist"]))
 
-    def reset(self) -> None:
-        """As a person does it: again, while a button's release is under way, or a server comes up."""
+    def reset(self, done: Callable[[], bool] | None = None) -> None:
+        """As a person does it: again, while a button's release is under way, or a server comes up. Ends with motion."""
         since, typed = time.monotonic(), 0.0
 
-        def moves() -> bool:
+        def is_done() -> bool:
             nonlocal typed
             self.graph.check_alive()
             if self.mode() == "stopped" and time.monotonic() - typed > SLACK:
                 self.deploy.type("r")
                 typed = time.monotonic()
-            return self.moves(since)
+            return done() if done else self.moves(since)
 
-        until(moves, "motion after a reset")
+        until(is_done, "motion after a reset")
 
     def check_records(self) -> None:
         """Limits were kept throughout, and every line that was written is whole."""
@@ -132,3 +125,9 @@ class Deployment:
 
     def close(self) -> None:
         self.graph.close()
+
+
+def report(seconds: float) -> None:
+    """Say when the robot was moved last, counted from the fault (pytest's -s shows it)."""
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].split()[0]
+    print(f"\n{test}: last motion after {1000 * max(0.0, seconds):.0f} ms")

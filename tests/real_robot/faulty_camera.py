@@ -1,4 +1,4 @@
-"""A ROS 1 node between the camera and the bridge, which does to its pictures what /fault (String) says.
+"""A node between the camera and the bridge, which does to its pictures what /fault (String) says.
 
 none: passes them on. stale: stamps of ten seconds ago. shuffled: each picture is followed by an older one.
 corrupt: cut off in the middle. black: covered. frozen: the same picture again and again, newly stamped.
@@ -7,59 +7,52 @@ ahead, behind: the clock that stamps them has jumped by an hour; skewed: by 0.9 
 At the first picture of each it prints "FAULT TAKEN PUBLISHED", monotonic seconds: when the picture was taken, and now.
 """
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
-import copy
 import time
+from typing import Any
 
 import numpy as np
+from graph_node import this_node
 
 from real_robot.bridge.codec import encode_image
-from real_robot.transports.ros.install import enable
 
-SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600, "skewed": 0.9}
+SHIFT = {"stale": -10.0, "ahead": 3600.0, "behind": -3600.0, "skewed": 0.9}
+IMAGE = "sensor_msgs/CompressedImage"
 
 
 def main() -> None:
-    enable()
-    import rospy
-    from sensor_msgs.msg import CompressedImage
-    from std_msgs.msg import String
-
     fault, told = ["none"], ["none"]
-    earlier: list[CompressedImage] = []
+    earlier: list[Any] = []
     frozen: dict[str, bytes] = {}
     covered = encode_image(np.zeros((64, 64, 3), np.uint8), "jpeg")
-    rospy.init_node("faulty_camera")
-    publisher = rospy.Publisher("/faulty/image/compressed", CompressedImage, queue_size=10, tcp_nodelay=True)
+    node = this_node("faulty_camera")
+    publisher = node.publisher("/faulty/image/compressed", IMAGE)
 
-    def forward(message: CompressedImage) -> None:
+    def forward(message: Any) -> None:
+        stamp, data = node.stamp_of(message), bytes(message.data)
         if fault[0] != told[0]:
             told[0] = fault[0]
-            taken = message.header.stamp.to_sec() - time.time() + time.monotonic()
-            print(told[0], taken, time.monotonic(), flush=True)
-        message = copy.deepcopy(message)
-        earlier.append(copy.deepcopy(message))
+            print(told[0], stamp / 1e9 - time.time() + time.monotonic(), time.monotonic(), flush=True)
+        earlier.append(message)
         del earlier[:-4]
-        message.header.stamp += rospy.Duration.from_sec(SHIFT.get(fault[0], 0))
         if fault[0] == "corrupt":
-            message.data = message.data[: len(message.data) // 2]
+            data = data[: len(data) // 2]
         if fault[0] == "black":
-            message.data = covered
+            data = covered
         if fault[0] == "frozen":
-            message.data = frozen.setdefault("data", message.data)
+            data = frozen.setdefault("data", data)
         else:
             frozen.clear()
-        publisher.publish(message)
+        stamp += int(SHIFT.get(fault[0], 0) * 1e9)
+        publisher.publish(node.message(IMAGE, stamp, format=message.format, data=data))
         if fault[0] == "shuffled":
             publisher.publish(earlier[0])
 
-    rospy.Subscriber("/fault", String, lambda message: fault.__setitem__(0, message.data))
-    rospy.Subscriber("/agentview/image/compressed", CompressedImage, forward, queue_size=1, tcp_nodelay=True)
+    node.subscribe("/fault", "std_msgs/String", lambda message: fault.__setitem__(0, message.data))
+    node.subscribe("/agentview/image/compressed", IMAGE, forward)
     print("ready", flush=True)
-    rospy.spin()
+    time.sleep(10_000)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
 python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, long (chunks of eight seconds), slow, late, warms, wild,
-nan, second (another policy, which does the same), joints (of an SO-101), or "reach A B ...", which asks for these.
+second (another policy, which does the same), joints (of an SO-101), or "reach A B ...", which asks for these.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from typing import Any
 
@@ -48,8 +49,6 @@ class Circles:
         actions[..., 6] = -1
         if self.behavior == "wild":
             actions[..., :3] *= 1e6
-        if self.behavior == "nan" and self.calls > 4:
-            actions[:, 3:, 1] = np.nan
         return ActionChunk(actions)
 
 
@@ -68,10 +67,15 @@ class Sways:
 
 
 class Reaches:
-    """Asks for the same joints for ever."""
+    """Asks for the same joints, until a line of standard input names others."""
 
-    def __init__(self, goal: list[float]) -> None:
+    def __init__(self, goal: list[str]) -> None:
         self.goal = np.array(goal, np.float32)
+        threading.Thread(target=self._obey, daemon=True).start()
+
+    def _obey(self) -> None:
+        for line in sys.stdin:
+            self.goal = np.array(line.split(), np.float32)
 
     def act(self, obs: Observation, generator: Any = None, temperature: float = 0.0) -> ActionChunk:
         return ActionChunk(np.tile(self.goal, (obs.batch_size, CHUNK, 1)))
@@ -81,7 +85,7 @@ def main() -> None:
     behavior, *goal = sys.argv[2].split()
     if behavior == "reach":
         size = len(goal)
-        policy = Reaches([float(number) for number in goal])
+        policy = Reaches(goal)
         facts = PolicyFacts("reaches", "1", (), (64, 64), size, True, CHUNK, size, can_embed=False)
     elif sys.argv[2] == "joints":
         policy, facts = Sways(), PolicyFacts("sways", "1", (), (64, 64), 6, True, CHUNK, 6, can_embed=False)

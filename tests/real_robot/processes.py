@@ -13,10 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from real_robot.transports.ros.install import RosInstallError, enable
 from real_robot.transports.ros.master import Master
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOPBACK = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo"/></Interfaces>
+<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>
+<Peers><Peer address="127.0.0.1"/></Peers></Discovery></Domain></CycloneDDS>"""
 PATIENCE = 90.0  # seconds that anything may take to start on a busy machine
 
 
@@ -109,19 +114,28 @@ def missing_ros2(package: str = "control_msgs") -> str:
 
 
 class RosGraph:
-    """A ROS master, and the processes around it."""
+    """A ROS master, and the processes around it.
 
-    python = sys.executable
+    Attributes:
+        transport: an override of a contract, for this graph. sim: options of `vla-rl robot sim`, for a node of it.
+    """
+
+    kind, python, domain = "ros1", sys.executable, ""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.children = folder, list[Child]()
         self.master = Master()
-        self.children: list[Child] = []
+        self.transport = f"transport={{kind: ros1, master: '{self.master.uri}'}}"
+        self.sim = ["--master", self.master.uri]
 
     @property
     def env(self) -> dict[str, str]:
         path = os.pathsep.join(p for p in (str(ROOT), self.master.environment.get("PYTHONPATH", "")) if p)
-        return {**self.master.environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return {**self.master.environment, **self._common, "PYTHONPATH": path}
+
+    @property
+    def _common(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "ROBOT_GRAPH": self.kind}
 
     def start(self, name: str, *command: str) -> Child:
         """Start a Python program (module or file, and arguments)."""
@@ -131,6 +145,15 @@ class RosGraph:
 
     def cli(self, name: str, *arguments: str) -> Child:
         return self.start(name, "-m", "vla_rl", *arguments)
+
+    def end(self, child: Child) -> None:
+        """Kill a process of the graph, which is no fault."""
+        self.children.remove(child)
+        child.kill()
+
+    def node(self, role: str, *arguments: str) -> Child:
+        """Start a node of graph_node.py."""
+        return self.start(role, "tests/real_robot/graph_node.py", role, *arguments)
 
     def check_alive(self) -> None:
         """
@@ -149,26 +172,58 @@ class RosGraph:
             for child in self.children:
                 child.kill()
         finally:
-            self.master.close()
+            self.close_graph()
+
+    def close_graph(self) -> None:
+        self.master.close()
 
 
 class Ros2Graph(RosGraph):
     """A domain of ROS 2 of its own, on this machine alone; its programs run in ROS 2's environment."""
 
-    python = str(ROS2_PYTHON)
+    kind, python = "rclpy", str(ROS2_PYTHON)
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.children = folder, []
-        self._domain = 1 + (os.getpid() + time.time_ns()) % 100
+        self.domain = str(1 + (os.getpid() + time.time_ns()) % 100)
+        self.transport, self.sim = "transport={kind: rclpy}", ["graph=rclpy"]
 
     @property
     def env(self) -> dict[str, str]:
-        own = {"ROS_DOMAIN_ID": str(self._domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
-        return {**os.environ, **own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own = {"ROS_DOMAIN_ID": self.domain, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        return {**os.environ, **own, **self._common}
 
-    def close(self) -> None:
-        for child in self.children:
-            child.kill()
+    def close_graph(self) -> None: ...
+
+
+class DdsGraph(Ros2Graph):
+    """A domain of DDS, for programs that speak ROS 2's wire by cyclonedds."""
+
+    kind, python = "ros2", sys.executable
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.transport = f"transport={{kind: ros2, domain: {self.domain}}}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "CYCLONEDDS_URI": LOOPBACK}
+
+
+_GRAPHS = {graph.kind: graph for graph in (RosGraph, Ros2Graph, DdsGraph)}
+
+
+def open_graph(kind: str, folder: Path) -> RosGraph:
+    """That graph, of the test's own; skips the test where it cannot be had."""
+    if kind == "ros2":
+        pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
+    elif reason := missing_ros() if kind == "ros1" else missing_ros2():
+        pytest.skip(reason)
+    return _GRAPHS[kind](folder)
+
+
+# A trial on both graphs: ROS 2's is in the fast suite, ROS 1's among the slow tests.
+BOTH_GRAPHS = [pytest.param("ros1", marks=pytest.mark.slow), "rclpy"]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

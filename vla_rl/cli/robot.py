@@ -44,7 +44,7 @@ def sim(
         str, typer.Option(help="ROS master: an address, or 'new' to start one on port 11311.")
     ] = "http://127.0.0.1:11311",
 ) -> None:
-    """A simulated robot as a ROS 1 node around the tabletop, to try `vla-rl deploy` on."""
+    """A simulated robot as a node of ROS 1, or with graph=rclpy of ROS 2, to try `vla-rl deploy` on."""
     values = apply_overrides({"env": {"kind": "tabletop"}}, overrides or ())
     run_sim_robot(validate(SimRobotConfig, values, prefix="sim"), master)
 

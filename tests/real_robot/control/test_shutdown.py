@@ -1,4 +1,4 @@
-"""How deploy ends, with real processes on a real ROS 1 graph: the robot is told to stand before anything else.
+"""How deploy ends, with real processes on ROS 1 and on ROS 2: the robot is told to stand before anything else.
 
 The simulated robot is a driver that follows its last twist for ever here: only what deploy sends last makes it stand.
 """
@@ -17,17 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from deployment import RATE, Deployment
-from processes import Child, json_lines, missing_ros, until
+from deployment import RATE, Deployment, report
+from processes import Child, json_lines, until
 
 from real_robot.contract.load import shipped_contracts
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SPEED = 0.05  # of light_server's circle
 BRAKING = 1.0  # seconds that it may take
@@ -48,11 +43,11 @@ def gentle_contract(folder: Path) -> str:
 class Ending(Deployment):
     """A robot that follows its last twist for ever, and a recording of episodes of so many steps."""
 
-    def __init__(self, folder: Path, *options: str, horizon: int = 1_000_000) -> None:
+    def __init__(self, folder: Path, graph: str, *options: str, horizon: int = 1_000_000) -> None:
         self.record = folder / "dataset"
         record = ("--episodes", "9", "--record", str(self.record))
         sim = ["command_timeout=1000", f"env.horizons.push_to_zone={horizon}"]
-        super().__init__(folder, contract=gentle_contract(folder), sim=sim, options=options or record)
+        super().__init__(folder, contract=gentle_contract(folder), sim=sim, options=options or record, graph=graph)
 
     def fast(self) -> bool:
         lines = [line["twist"] for line in json_lines(self.trace)[-3:] if line["twist"]]
@@ -65,12 +60,17 @@ class Ending(Deployment):
         """It stood in time, and was braked no harder than its contract allows."""
         time.sleep(1.0)
         took = self.last_motion() - asked
-        print(f"last motion after {1000 * took:.0f} ms, of which braking {1000 * BRAKING:.0f} ms")
+        report(took)  # braking takes most of it
         assert took < WITHIN
         sent = np.array([line["sent"][:6] for line in json_lines(self.ticks) if line["sent"]])
         assert np.abs(np.diff(sent, axis=0)).max() <= SPEED / BRAKING / RATE * 1.001
         twists = np.array([line["twist"][:3] for line in json_lines(self.trace) if line["twist"]])
         assert np.abs(np.diff(twists, axis=0)).max() <= 3 * SPEED / BRAKING / RATE, "the robot hears each 2nd or so"
+
+
+@pytest.fixture(params=["ros1", "rclpy"])
+def graph(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -81,8 +81,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)], ids=str
 )
-def test_a_signal_brakes_then_finishes_the_recording(folder: Path, number: signal.Signals, code: int) -> None:
-    robot = Ending(folder, horizon=60)
+def test_a_signal_brakes_then_finishes_the_recording(
+    folder: Path, graph: str, number: signal.Signals, code: int
+) -> None:
+    robot = Ending(folder, graph, horizon=60)
     try:
         kept = lambda: any(folder.glob(".dataset.recording/shard_*"))  # noqa: E731  # the one under way is not
         until(lambda: robot.graph.check_alive() or kept(), "a whole episode", 120)
@@ -100,8 +102,8 @@ def test_a_signal_brakes_then_finishes_the_recording(folder: Path, number: signa
         robot.close()
 
 
-def test_more_signals_cut_the_recording_short_but_not_the_brake(folder: Path) -> None:
-    robot = Ending(folder)
+def test_more_signals_cut_the_recording_short_but_not_the_brake(folder: Path, graph: str) -> None:
+    robot = Ending(folder, graph)
     try:
         robot.await_speed()
         asked = time.monotonic()
@@ -117,14 +119,14 @@ def test_more_signals_cut_the_recording_short_but_not_the_brake(folder: Path) ->
         robot.close()
 
 
-def test_a_terminal_that_is_closed(folder: Path) -> None:
+def test_a_terminal_that_is_closed(folder: Path, graph: str) -> None:
     """Its signal comes, and whatever deploy then says fails."""
-    robot = Ending(folder, "--start")
+    robot = Ending(folder, graph, "--start")
     robot.deploy.kill()
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
-        os.execve(sys.executable, [sys.executable, "-m", "vla_rl", *robot.command()], robot.graph.env)
+        os.execve(robot.graph.python, [robot.graph.python, "-m", "vla_rl", *robot.command()], robot.graph.env)
     try:
         robot.trace.write_text("")
         robot.ticks.write_text("")
@@ -146,9 +148,9 @@ main()
 """
 
 
-def test_an_observer_that_fails_ends_in_a_brake_and_says_why(folder: Path) -> None:
+def test_an_observer_that_fails_ends_in_a_brake_and_says_why(folder: Path, graph: str) -> None:
     """The log of ticks can grow no further: as on a disk that is full, for this one file."""
-    robot = Ending(folder, "--start")
+    robot = Ending(folder, graph, "--start")
     robot.deploy.kill()
     robot.trace.write_text("")
     robot.ticks.write_text("")
@@ -163,8 +165,8 @@ def test_an_observer_that_fails_ends_in_a_brake_and_says_why(folder: Path) -> No
         robot.close()
 
 
-def test_a_person_who_presses_ctrl_c_has_ended_it(folder: Path) -> None:
-    robot = Ending(folder, "--start")
+def test_a_person_who_presses_ctrl_c_has_ended_it(folder: Path, graph: str) -> None:
+    robot = Ending(folder, graph, "--start")
     try:
         robot.await_speed()
         asked = time.monotonic()

@@ -1,4 +1,4 @@
-"""`vla-rl deploy --synchronous` on a real ROS 1 graph: a stop while the loop waits for the policy's chunk.
+"""`vla-rl deploy --synchronous` on ROS 1 and on ROS 2: a stop while the loop waits for the policy's chunk.
 
 The simulated robot is a driver that follows its last twist for ever: it moves on for as long as nothing is sent.
 """
@@ -11,20 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deployment import RATE, Deployment
-from processes import missing_ros, until
+from deployment import RATE, Deployment, report
+from processes import until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENT = ["execution.infer_timeout=60", "silence=60", "observation.max_age=1", "safety.observation_timeout=1"]
 
 
-@pytest.fixture
-def robot(tmp_path: Path) -> Iterator[Deployment]:
+@pytest.fixture(params=["ros1", "rclpy"])
+def robot(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """The policy answers four times, then takes 30 s."""
     deployment = Deployment(
         tmp_path,
@@ -32,6 +27,7 @@ def robot(tmp_path: Path) -> Iterator[Deployment]:
         overrides=[*PATIENT, "safety.command_timeout=60"],
         sim=["command_timeout=1000"],
         options=("--start", "--synchronous"),
+        graph=request.param,
     )
     try:
         deployment.await_motion()
@@ -47,14 +43,16 @@ def robot(tmp_path: Path) -> Iterator[Deployment]:
 def check_last_motion(robot: Deployment, asked: float) -> None:
     time.sleep(1.5)
     took = robot.last_motion() - asked
-    print(f"last motion after {1000 * took:.0f} ms")
+    report(took)
     assert took < 2 / RATE + 0.25, "this tick, the robot's own, and a busy machine"
 
 
 def test_a_stop_button_brakes_while_a_chunk_is_awaited(robot: Deployment) -> None:
-    button = robot.graph.start("button", "tests/real_robot/press.py", "/stop")
+    button = robot.graph.node("button", "/stop", "1")
+    until(lambda: button.says("ready"), "the button's listener")
+    button.type("\n")
     until(lambda: button.says("pressed"), "the button")
-    check_last_motion(robot, float(button.output().split()[1]))
+    check_last_motion(robot, float(button.output().split("pressed")[1]))
     assert robot.mode() == "stopped"
 
 

@@ -193,21 +193,3 @@ def policies(dataset: Path) -> list[list[str]]:
     """Of each recorded episode, the policies of its frames."""
     frames = pd.concat(pd.read_parquet(file) for file in sorted((dataset / "data").rglob("*.parquet")))
     return [sorted(set(group["policy_version"])) for _, group in frames.groupby("episode_index")]
-
-
-def test_a_persons_robot_holds_at_a_change_until_a_new_episode(tmp_path: Path) -> None:
-    robot = Deployment(tmp_path, options=("--start",), overrides=("silence=60",))
-    try:
-        robot.await_motion()
-        killed = time.monotonic()
-        robot.server.kill()
-        robot.graph.children.remove(robot.server)
-        robot.behavior = "second"
-        robot.server = robot.start_server()
-        until(lambda: robot.deploy.says("alarm: the policy server now serves 2, in place of 1"), "the news", 120)
-        robot.check_stands(time.monotonic() + 1.0, 3.0)
-        print_last_motion(robot, killed)
-        robot.deploy.type("\n")
-        robot.await_motion()
-    finally:
-        robot.close()

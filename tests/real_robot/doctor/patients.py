@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from memory_transport import MemoryTransport
 from played_robot import Stream
-from processes import PATIENCE, ROOT, ROS2_PYTHON, Child, RosGraph, until
+from processes import LOOPBACK, PATIENCE, ROOT, ROS2_PYTHON, Child, RosGraph, until
 from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
@@ -25,9 +25,6 @@ from real_robot.transports.messages import Message
 from vla_rl.common.checks import Check
 
 PLAYER = str(ROOT / "tests/real_robot/played_robot.py")
-LOOPBACK = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo"/></Interfaces>
-<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>
-<Peers><Peer address="127.0.0.1"/></Peers></Discovery></Domain></CycloneDDS>"""
 SECONDS = 1.0  # that are listened
 Report = dict[str, Check]  # the report's lines by name, without those that are well
 Look = Callable[[], Report]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from patients import LOOPBACK, DdsPatient, FastDdsPatient, Report, Ros1Patient, leave
-from processes import missing_ros, missing_ros2, until
+from patients import DdsPatient, FastDdsPatient, Report, Ros1Patient, leave
+from processes import LOOPBACK, missing_ros, missing_ros2, until
 from test_robot_check import ARM, CAMERA, COMMAND, FAULTS, STATES, WELL, WRENCH, check_found, planted
 from test_shipped_contracts import DRIVERS
 

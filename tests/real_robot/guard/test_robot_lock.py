@@ -1,18 +1,14 @@
-"""The lock's protocol: late messages and starts at any moment over a bus in memory, and once over DDS."""
+"""The lock's protocol: late messages and starts at any moment over a bus in memory."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 from collections import defaultdict
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import pytest
-from processes import ROOT
 from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
@@ -296,51 +292,3 @@ def test_a_lease_is_what_was_written() -> None:
     lease = new_lease("deploy", "arm" * 100, ["twist", "/x"])
     assert read_lease(lease.model_dump_json()) == lease and lease.topics == ("/twist", "/x")
     assert isinstance(lease, Lease) and str(os.getpid()) in lease.describe()
-
-
-CLAIM = """
-import sys, time
-from contextlib import ExitStack
-from real_robot.contract.load import load_contract
-from real_robot.guard.robot_lock import RobotBusyError, claim
-contract = load_contract("sim_robot", [f"transport={{kind: ros2, domain: {sys.argv[1]}}}"])
-transport = contract.transport.open()
-with ExitStack() as stack:
-    stack.callback(transport.close)
-    try:
-        claim(contract, transport, "deploy", print, stack)
-    except RobotBusyError as error:
-        sys.exit(f"refused: {error}")
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_over_dds(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
-    from test_ros2 import LOOPBACK
-
-    monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
-    command = [sys.executable, "-c", CLAIM, str(1 + time.time_ns() % 200)]
-
-    def start() -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
-
-    both = [start(), start()]
-    while not (ended := [child for child in both if child.poll() is not None]):
-        time.sleep(0.1)
-    (loser,), (holder,) = ended, [child for child in both if child not in ended]
-    assert loser.stderr is not None and holder.stdout is not None
-    assert f"process {holder.pid}," in loser.stderr.read().decode()
-    assert holder.stdout.readline() == b"held\n"
-    holder.kill()
-    third = start()
-    assert third.stdout is not None
-    said = [third.stdout.readline()]
-    while not said[-1].startswith(b"held"):
-        said.append(third.stdout.readline())
-        assert third.poll() is None, said
-    third.communicate()
-    assert third.returncode == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import ROOT, until
+from processes import LOOPBACK, ROOT, until
 
 pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
 pytest.importorskip("rosbags", reason="rosbags is not installed: pip install '.[ros]'")
@@ -44,9 +44,6 @@ from real_robot.transports.messages import (
 from real_robot.transports.ros.typestore import decode_cdr, encode_cdr, store_of
 
 DISTRO = "humble"
-LOOPBACK = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo"/></Interfaces>
-<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>
-<Peers><Peer address="127.0.0.1"/></Peers></Discovery></Domain></CycloneDDS>"""
 
 
 @dataclass

@@ -7,9 +7,7 @@ out; not ROS 2 itself.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from action_scene import CONTRACT, Scene
-from processes import Child, Ros2Graph, RosGraph, missing_ros, missing_ros2, until
+from processes import open_graph, until
 
 pytestmark = pytest.mark.live
 
@@ -48,40 +46,13 @@ def own_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]
 
 @contextmanager
 def robot_of(kind: str, folder: Path) -> Iterator[Scene]:
-    if kind == "ros1":
-        if reason := missing_ros():
-            pytest.skip(reason)
-        graph = RosGraph(folder)
-        try:
-            yield Scene(folder, graph.start, "ros1_robot.py", "{kind: ros1}")
-        finally:
-            graph.close()
-        return
-    if kind == "rclpy":
-        if reason := missing_ros2():
-            pytest.skip(reason)
-        graph = Ros2Graph(folder)
-        try:
-            yield Scene(folder, graph.start, "rclpy_arm.py", "{kind: rclpy}")
-        finally:
-            graph.close()
-        return
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install '.[ros]'")
-    from test_ros2 import LOOPBACK
-
-    domain = 1 + time.time_ns() % 200
-    env = {**os.environ, "CYCLONEDDS_URI": LOOPBACK, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    children: list[Child] = []
-
-    def start(name: str, *command: str) -> Child:
-        children.append(Child([sys.executable, *command], folder / f"{name}.log", env))
-        return children[-1]
-
+    graph = open_graph(kind, folder)
+    programs = {"ros1": ("ros1_robot.py",), "rclpy": ("rclpy_arm.py",), "ros2": ("ros2_robot.py", graph.domain)}
+    program, *arguments = programs[kind]
     try:
-        yield Scene(folder, start, "ros2_robot.py", f"{{kind: ros2, domain: {domain}}}", (str(domain),))
+        yield Scene(folder, graph.start, program, graph.transport.removeprefix("transport="), tuple(arguments))
     finally:
-        for child in children:
-            child.kill()
+        graph.close()
 
 
 def test_a_goal_is_sent_once_and_a_newer_one_preempts_it(scene: Scene) -> None:
