@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, nargs="?", help="of `vla-rl demo`")
     parser.add_argument("--console", action="store_true", help="the console's picture")
     parser.add_argument("--dataset", type=Path, help="a dataset with the page that `vla-rl report` wrote")
+    parser.add_argument("--libero", type=Path, help="an evaluation in LIBERO: `vla-rl eval`'s folder")
     args = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     if args.run:
@@ -176,6 +177,8 @@ def main() -> None:
         draw_pages(pages_of(args.run))
     if args.dataset:
         draw_pages({"dataset.png": args.dataset / "report.html"}, height=1000)
+    if args.libero:
+        draw_pages({"libero.png": RunFolder(args.libero).report}, height=820)
     if args.console:
         draw_console()
 

@@ -59,6 +59,13 @@ def test_search_works_from_the_built_folder_without_a_server(site: Path) -> None
         assert page.title().startswith("Notice failures") and all(url.startswith("file:") for url in asked)
 
 
+def test_the_docs_stay_short_and_the_pictures_small() -> None:
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(words.values()) <= 60_000
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    assert sum(file.stat().st_size for file in (ROOT / "docs" / "pictures").iterdir()) <= 1_500_000
+
+
 def test_link_to_nowhere_fails(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
