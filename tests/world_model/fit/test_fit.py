@@ -285,6 +285,16 @@ def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, e
     assert not (tmp_path / "run" / "stages").exists(), "before anything is fitted"
 
 
+def test_a_fit_on_other_datasets_does_not_first_collect_its_recipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "meta").mkdir(parents=True)
+    (tmp_path / "own" / "meta" / "info.json").write_text("{}")
+    only_own = ["world_model.datasets=[own]", "world_model.calibrate_on=[]"]
+    done = CliRunner().invoke(app, ["world-model", "fit", "tabletop_world_model", *only_own])
+    assert done.exit_code == 2 and "own/meta/info.json" in done.stderr
+    assert not (tmp_path / "datasets").exists()
+
+
 def test_a_memory_that_no_clip_fills_is_refused(episodes):
     message = r"model\.dynamics\.memory: got 2 with clip_frames 3\..* at most 1 more.*clip_frames to at least 4"
     with pytest.raises(ConfigError, match=message):
