@@ -72,7 +72,7 @@ ROS2_ACTIONS = {
 }
 
 
-def ros2_texts() -> dict[str, str]:
+def ros2_texts(distro: str) -> dict[str, str]:
     """ROS 2 type name ("control_msgs/action/GripperCommand_SendGoal_Request") -> definition."""
     texts = {**COMMON, **ROS2_MESSAGES}
     for name, (goal, result, feedback) in ROS2_ACTIONS.items():
@@ -87,6 +87,9 @@ def ros2_texts() -> dict[str, str]:
             f"{full}_GetResult_Response": f"int8 status\n{full}_Result result\n",
             f"{full}_FeedbackMessage": f"unique_identifier_msgs/UUID goal_id\n{full}_Feedback feedback\n",
         }
+    if distro == "kilted":  # control_msgs 6.3 on
+        indexed = f"{TRAJECTORY_FEEDBACK}int32 index\n{MULTI_DOF_FEEDBACK}int32 multi_dof_index\n"
+        texts["control_msgs/action/FollowJointTrajectory_Feedback"] = indexed
     return texts
 
 

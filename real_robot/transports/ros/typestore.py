@@ -26,7 +26,7 @@ def store_of(distro: str) -> Any:
     """rosbags' message definitions, and ours, of a ROS 2 distribution ("humble", "jazzy", ...) or "noetic" (ROS 1)."""
     is_ros1 = distro == "noetic"
     store = get_typestore(Stores[f"ROS1_{distro.upper()}" if is_ros1 else f"ROS2_{distro.upper()}"])
-    for name, text in (ros1_texts() if is_ros1 else ros2_texts()).items():
+    for name, text in (ros1_texts() if is_ros1 else ros2_texts(distro)).items():
         full = name if name.count("/") == 2 else name.replace("/", "/msg/")
         if full not in store.fielddefs:
             (definition,) = get_types_from_msg(text, full).values()  # under a name of rosbags' making, for services

@@ -31,13 +31,20 @@ pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip insta
 
 import dds_types as t
 
-from real_robot.transports.ros.typestore import decode_cdr, encode_cdr
+from real_robot.transports.ros.typestore import decode_cdr, encode_cdr, store_of
 
 # As published by control_msgs: what rosserial's and other generated clients of these packages carry.
 CHECKSUMS = {
     "control_msgs/GripperCommandAction": "950b2a6ebe831f5d4f4ceaba3d8be01e",
     "control_msgs/FollowJointTrajectoryAction": "bc4f9b743838566551c0390c65f1a248",
     "control_msgs/JointJog": "1685da700c8c2e1254afc92a5fb89c96",
+}
+# Of control_msgs 4.8.0 (Humble), 5.8.0 (Jazzy) and 6.8.0 (Kilted), by rosidl's generator.
+GOAL_HASH = "RIHS01_8a9060704b269608f5a340934cc26e66869dd14bdac29e2e7fd9ec8b9882d205"
+FEEDBACK_HASHES = {
+    "humble": "RIHS01_3fd0aaecf71725121ae1ff7f01098a5e0da581e672be18a6b2c286cb43d96b49",
+    "jazzy": "RIHS01_3fd0aaecf71725121ae1ff7f01098a5e0da581e672be18a6b2c286cb43d96b49",
+    "kilted": "RIHS01_0bb018d181bdc6384dd75365480967bd1d6eaee4ef3dd597c64cd0b8bdc10867",
 }
 TRAJECTORY = JointTrajectory(
     stamp=0, frame_id="base", joint_names=("a", "b"), positions=np.array([[0.5, -1.0]]), times=(200_000_000,)
@@ -128,6 +135,13 @@ def test_feedback_is_read() -> None:
     assert feedback.joint_names == ("a",) and feedback.desired.tolist() == [1.0] and feedback.actual.tolist() == [0.9]
     with pytest.raises(MessageError):
         decode_cdr(hand.serialize(use_version_2=False)[:-9], FollowJointTrajectoryFeedback, "humble")
+
+
+@pytest.mark.parametrize("distro", FEEDBACK_HASHES)
+def test_ros_2s_hashes_are_those_of_the_published_packages(distro: str) -> None:
+    name, store = "control_msgs/action/FollowJointTrajectory", store_of(distro)
+    assert store.hash_rihs01(f"{name}_Goal") == GOAL_HASH
+    assert store.hash_rihs01(f"{name}_Feedback") == FEEDBACK_HASHES[distro]
 
 
 def test_ros_1s_checksums_are_those_of_the_published_packages() -> None:
