@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import CONTRACT
+from deployment import CONTRACT, RATE
 from page_socket import Browser
 from processes import ROOT, Child, Ros2Graph, json_lines, missing_ros2, until
 
@@ -34,6 +34,7 @@ class Bridge:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.graph = folder, Ros2Graph(folder)
+        self.bridges = list[Child]()
         self.port, self.server = 0, free_port()  # of the console, and of the policy
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
         self.contract = folder / "my_arm.yaml"
@@ -46,7 +47,8 @@ class Bridge:
             cwd=folder / "ws", env=self.graph.env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
-        self.graph.start("sim", "tests/real_robot/transports/ros/rclpy_robot.py", str(self.trace))
+        scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
+        self.graph.cli("sim", "robot", "sim", *scene, f"trace={self.trace}", *self.graph.sim)
         self.graph.start("server", "tests/real_robot/light_server.py", str(self.server), "normal")
 
     def start(self, name: str, command: str, sign: str, *words: str) -> tuple[Child, Browser]:
@@ -63,7 +65,7 @@ class Bridge:
         script = f"cd {self.folder} && source ws/install/setup.bash && exec {' '.join(line)}"
         env = self.graph.env | {"PATH": f"{Path(self.graph.python).parent}{os.pathsep}{os.environ['PATH']}"}
         child = Child(["bash", "-c", script], self.folder / f"{name}.log", env)
-        self.graph.children.append(child)
+        self.bridges.append(child)
         until(lambda: child.says("console:"), "the console")
         page = Browser(self)
         page.take_control()
@@ -72,7 +74,7 @@ class Bridge:
 
     def parameters(self) -> Path:
         """A file with what the launch file has no arguments for."""
-        overrides = "\n".join(f'      - "{o}"' for o in [*CONTRACT, "episode={begin: '', reset: ''}"])
+        overrides = "\n".join(f'      - "{o}"' for o in CONTRACT)
         file = self.folder / "params.yaml"
         file.write_text(f"vla_rl_bridge:\n  ros__parameters:\n    log: {self.ticks}\n    overrides:\n{overrides}\n")
         return file
@@ -83,12 +85,18 @@ class Bridge:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
     bridge = Bridge(tmp_path_factory.mktemp("bridge"))
     try:
         yield bridge
     finally:
         bridge.graph.close()
+
+
+@pytest.fixture
+def built(workspace: Bridge) -> Iterator[Bridge]:
+    yield workspace
+    workspace.bridges.pop().kill()
 
 
 def test_the_node_drives_the_robot_through_remapped_topics(built: Bridge) -> None:
@@ -97,9 +105,8 @@ def test_the_node_drives_the_robot_through_remapped_topics(built: Bridge) -> Non
     bridge, page = built.start("node", executable, "-p ", "--params-file", str(built.parameters()), remapped)
     assert not built.moves(), "it waits for a person"
     page.press("start")
-    until(built.moves, "motion")
+    page.until(lambda _: built.moves())
     assert bridge.end() == 128 + signal.SIGTERM
-    built.graph.children.remove(bridge)
     time.sleep(0.5)
     assert not np.any(json_lines(built.trace)[-1]["twist"]), "it was told to stand"
 
@@ -110,7 +117,7 @@ def test_ros2_launch_starts_it_in_a_dry_run_and_ends_it(built: Bridge) -> None:
     bridge, page = built.start("launch", command, "")
     since = time.monotonic()
     page.press("start")
-    until(lambda: any(t["requested"] and t["time"] > since for t in json_lines(built.ticks)), "the policy's actions")
+    page.until(lambda _: any(t["source"] == "policy" and t["time"] > since for t in json_lines(built.ticks)))
     time.sleep(1.0)
     moved = [
         line for line in json_lines(built.trace) if line["time"] > since and line["twist"] and np.any(line["twist"])
