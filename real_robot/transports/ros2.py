@@ -101,7 +101,8 @@ class Ros2Transport(GraphConnection):
             try:
                 writer.write(sample)
             except DDSException as error:
-                _log.warning("%s: not published: %s", topic, error)
+                if not self._closing.is_set():
+                    _log.warning("%s: not published: %s", topic, error)
 
         return publish
 
@@ -161,6 +162,8 @@ class Ros2Transport(GraphConnection):
         self._closing.set()
         for thread in self._threads:
             thread.join(timeout=5 * _POLL)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._participant.__del__()  # with all its writers: the others see at once that it has left
 
 
 def _endpoint(end: Any, publishes: bool) -> Endpoint:

@@ -32,6 +32,7 @@ from test_messages import EXAMPLES
 from real_robot.transports.base import QosConfig
 from real_robot.transports.configs import Ros2Config
 from real_robot.transports.messages import (
+    Bool,
     CompressedImage,
     JointGroupCommand,
     JointSingleCommand,
@@ -243,11 +244,18 @@ def test_between_two_processes_under_ros_2s_names(monkeypatch: pytest.MonkeyPatc
     assert echo.returncode == 0
 
 
-def test_a_transport_closes_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_is_closed_has_no_threads_and_has_left_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its process goes on: a recording may be finished there."""
     monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
-    transport = Ros2Config(domain=1 + time.time_ns() % 200).open()
+    config = Ros2Config(domain=1 + time.time_ns() % 200)
+    transport, other = config.open(), config.open()
     transport.subscribe("/joint_states", JointState, QosConfig(), lambda message: None)
-    transport.advertise("/twist", TwistStamped, QosConfig())
-    assert not transport.has_listener("/twist") and transport.fault is None
+    publish = transport.advertise("/button", Bool, QosConfig())
+    assert not transport.has_listener("/button") and transport.fault is None
+    until(lambda: other.other_publishers("/button"), "the publisher", 30)  # type: ignore[attr-defined]
+    transport.close()
     transport.close()
     assert not any(thread.is_alive() for thread in transport._threads)  # type: ignore[attr-defined]
+    until(lambda: not other.other_publishers("/button"), "its end", 30)  # type: ignore[attr-defined]
+    publish(Bool(data=True))
+    other.close()
