@@ -220,7 +220,9 @@ class RobotLock:
         settle = float(getattr(self._transport, "discovery", GraphConnection.discovery))
         self._tell()
         while True:
-            rivals = [lease for lease in self._alive() if lease.excludes(self._lease)]
+            members = self._transport.other_publishers(TOPIC) or []  # first: the answer may take long
+            alive = self._alive()
+            rivals = [lease for lease in alive if lease.excludes(self._lease)]
             holder = next((lease for lease in rivals if lease.state == "holds"), None)
             if holder is not None:
                 self.close()
@@ -231,7 +233,7 @@ class RobotLock:
             state = "yields" if any(r.state != "yields" and r.id < self._lease.id for r in rivals) else "claims"
             if state != self._lease.state:
                 self._tell(state=state)
-            trouble = self._trouble(rivals)
+            trouble = self._trouble(rivals, members if len(members) > len(alive) else [])
             now = self._clock()
             if not trouble and state == "claims" and now - begun >= settle:
                 self._host = claim_host(getattr(self._transport, "graph", self._lease.id), self._lease)
@@ -252,7 +254,7 @@ class RobotLock:
         is_guarded = holder.role == "robot guard" and self._lease.role == "deploy"
         return ", or give --guarded to drive through it" if is_guarded else ""
 
-    def _trouble(self, rivals: list[Lease]) -> str:
+    def _trouble(self, rivals: list[Lease], unheard: list[str]) -> str:
         """Why the robot cannot be held yet."""
         if undecided := [r for r in rivals if r.state != "yields"]:
             return f"claimed at the same time by {undecided[0].describe()}"
@@ -261,9 +263,8 @@ class RobotLock:
                 "no vla-rl robot guard of these topics is heard; start `vla-rl robot guard` with this contract beside "
                 "the robot's driver, or leave --guarded out"
             )
-        members = self._transport.other_publishers(TOPIC) or []
-        if len(members) > len(self._alive()):
-            return f"{', '.join(members)} announces a driver on {TOPIC}, but is not heard: it hangs, or is gone"
+        if unheard:
+            return f"{', '.join(unheard)} announces a driver on {TOPIC}, but is not heard: it hangs, or is gone"
         if "*" in self._others:
             return ""
         for topic in self._publishes:
