@@ -43,7 +43,7 @@ TABLE = {
     "vla_rl/rollout/task_sampling.py": "task_sampling perturbed_training",
     "vla_rl/evaluation/statistics.py": "statistics",
     "vla_rl/evaluation/compare.py": "compare",
-    "vla_rl/evaluation/sequential.py": "sequential",
+    "vla_rl/evaluation/sequential_compare.py": "sequential",
     "vla_rl/evaluation/threshold.py": "calibration learned_reward",
     "vla_rl/config.py": "config",
     "vla_rl/common/run_folder.py": "run",

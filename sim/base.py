@@ -22,7 +22,7 @@ from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rewards.base import RewardConfig
 from vla_rl.rewards.env import NEVER, RewardedEnv
-from vla_rl.rollout.halves import HalvesRunner
+from vla_rl.rollout.runner import HalvesRunner
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:

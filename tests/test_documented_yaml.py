@@ -23,13 +23,13 @@ from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.operator.hub.hub_server import load_hub
 from real_robot.transports.base import TransportConfig
-from vla_rl.config import RUNS, merge, read_yaml, recipe_class
+from vla_rl.config import RUNS, merge, read_yaml, resolve_kind
 from vla_rl.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SECTIONS = {name for run in RUNS for name in recipe_class(run).model_fields}
+SECTIONS = {name for run in RUNS for name in resolve_kind("run", run).model_fields}
 CONTRACT_ALONE = set(RobotContract.model_fields) - SECTIONS
 # The first that has a block's sections is its base; of these pages it is another.
 BASES = ("grpo", "world_model", "imagination", "offline", "online", "hil", "rac", "reward", "failure", "hub")

@@ -24,7 +24,7 @@ from tiny_run import make_recipe, metrics, save_policy  # noqa: E402
 
 from vla_rl.cli import app as cli  # noqa: E402
 from vla_rl.common.run_folder import open_run  # noqa: E402
-from vla_rl.config import KINDS, RUNS, Config, recipe_class, resolve_kind  # noqa: E402
+from vla_rl.config import KINDS, RUNS, Config, resolve_kind  # noqa: E402
 from vla_rl.training.train import train  # noqa: E402
 
 FRESH = ("sampling.kind=vade", "sampling.first_state=0", "sampling.train_states=null")
@@ -59,10 +59,10 @@ def flags() -> dict[str, Any]:
 
 def options() -> dict[str, dict[str, Any]]:
     """Every option of every section and kind, with its default."""
-    classes: dict[str, type[Config]] = {f"run {run}": recipe_class(run) for run in RUNS} | {
+    classes: dict[str, type[Config]] = {f"run {run}": resolve_kind("run", run) for run in RUNS} | {
         f"{s} {k}": resolve_kind(s, k) for s, kinds in KINDS.items() for k in kinds
     }
-    shared = recipe_class("eval").model_fields.keys() - {"run"}
+    shared = resolve_kind("run", "eval").model_fields.keys() - {"run"}
     found = {}
     for name, config_class in classes.items():
         schema = config_class.model_json_schema()

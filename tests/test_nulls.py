@@ -19,7 +19,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import build_component
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.pooled import simulate
-from vla_rl.evaluation.sequential import difference_e_value, discordant_e_value
+from vla_rl.evaluation.sequential_compare import difference_e_value, discordant_e_value
 from vla_rl.evaluation.statistics import clustered_sign_test, paired_bootstrap_interval, summarize_seeds
 from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 

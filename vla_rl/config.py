@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import logging
 import math
 import re
-import types as python_types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar
 
 import yaml
@@ -24,11 +23,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from vla_rl.common.errors import ConfigError, check_packages
 from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
+from vla_rl.common.validation_errors import SectionError, explain
 
 log = logging.getLogger(__name__)
 Section = Mapping[str, Any]
-_A_LIST = "A list is needed, such as [a, b]"
-_PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section is needed, such as {key: value}"}
 
 
 class Config(BaseModel):
@@ -46,8 +44,17 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_shorthand(cls, values: Any) -> Any:
-        return {cls.shorthand: values} if cls.shorthand and isinstance(values, str) else values
+    def _fill_in(cls, values: Any) -> Any:
+        """Read a shorthand. Of a section given in part, the other options are those of this class's default of it."""
+        if not isinstance(values, Mapping):
+            return {cls.shorthand: values} if cls.shorthand and isinstance(values, str) else values
+        parts: dict[str, Any] = {}
+        for name in values.keys() & cls.model_fields.keys():
+            default, given = cls.model_fields[name].default, values[name]
+            if isinstance(default, Config) and (isinstance(given, Mapping) or type(given) is type(default)):
+                said = given if isinstance(given, Mapping) else given.model_dump(exclude_unset=True)
+                parts[name] = {**default.model_dump(exclude_unset=True), **said}
+        return {**values, **parts}
 
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.
@@ -63,6 +70,11 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def as_list(value: object) -> object:
+    """What is meant by one thing in place of a list of such; by null or an empty text, none."""
+    return list(value) if isinstance(value, list | tuple) else [value] if value else []
+
+
 TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
 TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in JSON: NaN.
@@ -72,38 +84,27 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 
 def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
-    """The config class for a `kind` of a section: a known name or "package.module:Class".
+    """The config class for a `kind` of a section, or of a recipe by its `run`: a known name or "package.module:Class".
 
     Args:
         name: the section's own, where it is not `section`, for errors.
 
     Raises:
-        ConfigError: unknown name (with the nearest), or a class that cannot be imported.
+        ConfigError: unknown name (with the nearest), or a class that cannot be imported or extends another base.
     """
-    known = dict(sorted(KINDS[section].items()))
-    return _class_of(f"{name or section}.kind", kind, known, BASES[section], f"{section} section")
-
-
-def recipe_class(run: str) -> type[Config]:
-    """The class of a kind of run's recipes: a name of `RUNS`, or "package.module:Class" of your own.
-
-    Raises:
-        ConfigError: unknown name (with the nearest), or a class that cannot be imported or is no recipe's.
-    """
-    return _class_of("run", run, RUNS, RUNS["eval"], "kind of run")
-
-
-def _class_of(field: str, kind: str, known: Mapping[str, str], base_name: str, what: str) -> type[Config]:
     check_packages(OUR_PACKAGES)
+    is_run = section == "run"
+    known, base_name = (RUNS, RUNS["eval"]) if is_run else (KINDS[section], BASES[section])
+    field, what = ("run", "kind of run") if is_run else (f"{name or section}.kind", f"{section} section")
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        allowed = f"{', '.join(known)}, or 'package.module:Class'"
+        allowed = f"{', '.join(known if is_run else sorted(known))}, or 'package.module:Class'"
         raise ConfigError(f"{field}: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
     target = known.get(kind, kind)
     try:
-        found = _import(target)
-    except (ImportError, AttributeError) as error:
+        found = resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, _import(base_name))):
+    if not (isinstance(found, type) and issubclass(found, resolve_name(base_name))):
         needed = f"it must be a class that extends {base_name.replace(':', '.')}"
         raise ConfigError(f"{field}: {target!r} is no {what}; {needed}")
     return found
@@ -114,15 +115,10 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def _import(target: str) -> Any:
-    module_name, _, class_name = target.partition(":")
-    return getattr(importlib.import_module(module_name), class_name)
-
-
 def build_component(section: str, values: Section | Config) -> Any:
     """Validate a section whose class depends on its `kind`; returns a config that extends the section's base."""
     if isinstance(values, Config):
-        if isinstance(values, _import(BASES[section])):
+        if isinstance(values, resolve_name(BASES[section])):
             return values
         needed = f"it must be a config that extends {BASES[section].replace(':', '.')}"
         raise ConfigError(f"{section}: got {type(values).__name__}; {needed}")
@@ -135,18 +131,6 @@ def build_component(section: str, values: Section | Config) -> Any:
     return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
 
 
-class _SectionError(ConfigError):
-    """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
-
-    def __init__(self, section: str, message: str) -> None:
-        super().__init__(message)
-        self.section = section
-
-    def at(self, name: str) -> str:
-        """The message where the section has another name, as `env` has under `real_env`."""
-        return re.sub(rf"^{re.escape(self.section)}(?=[.:])", lambda _: name, str(self), flags=re.MULTILINE)
-
-
 def component(section: str) -> Any:
     """Mark a field as a section whose class depends on its `kind`; None stays None."""
 
@@ -154,7 +138,7 @@ def component(section: str) -> Any:
         try:
             return None if values is None else build_component(section, values)
         except ConfigError as error:
-            raise _SectionError(section, str(error)) from None
+            raise SectionError(section, str(error)) from None
 
     return BeforeValidator(build)
 
@@ -170,7 +154,7 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     try:
         config = config_class.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in _faults(error))) from None
+        raise ConfigError(explain(config_class, error, prefix)) from None
     if found := list(_not_finite(config, prefix)):
         raise ConfigError("\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in found))
     return config
@@ -189,83 +173,6 @@ def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
         inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
     for key, one in inner:
         yield from _not_finite(one, f"{name}.{key}" if name else str(key))
-
-
-def _faults(error: ValidationError) -> list[Any]:
-    """Pydantic's errors, without those that only follow from another."""
-    faults = error.errors()
-    above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
-    faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
-    # A default that depends on other fields, one of which is at fault, is no fault of its own.
-    return [e for e in faults if e["type"] != "default_factory_not_called"]
-
-
-def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
-    path = [str(p) for p in error["loc"]]
-    owner, shown = _owner_of(config_class, path)
-    name = ".".join([prefix, *shown]) if prefix else ".".join(shown)
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):
-        return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
-    if error["type"] == "extra_forbidden":
-        own = owner.model_fields
-        known, above = {key: [key] for key in own}, name.removesuffix(path[-1])
-        for place, key in _below(owner):
-            if key not in own:
-                known.setdefault(key, []).append(f"{above}{place}")
-        nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = "".join(f" Did you mean {' or '.join(map(repr, known[key][:2]))}?" for key in nearest)
-        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(own))}."
-    if error["type"] == "missing":
-        return f"{name}: required, but not given."
-    reason = f"{cause or _PLAIN.get(error['type'], error['msg'])}".rstrip(".") + "."
-    if cause is not None and isinstance(error["input"], Mapping | BaseModel):
-        return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
-    return f"{name}: got {error['input']!r}. {reason}"
-
-
-def _below(config_class: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
-    """(place, key) of each option in the sections of a class, and in theirs."""
-    for name, info in config_class.model_fields.items():
-        if (section := _model_in(info.annotation)) is not None:
-            yield from ((f"{above}{name}.{key}", key) for key in section.model_fields)
-            yield from _below(section, f"{above}{name}.")
-
-
-def _owner_of(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:
-    """The model class that holds the last key of a path, and the path without the tags of discriminated unions."""
-    owner: type[BaseModel] = config_class
-    inner: type[BaseModel] | None = config_class
-    members: Mapping[str, type[BaseModel]] = {}
-    shown = []
-    for key in path:
-        if key in members:
-            inner, members = members[key], {}
-            continue
-        shown.append(key)
-        if key.isdigit() or inner is None:  # A place in a list of models, which `_model_in` has looked through.
-            continue
-        owner = inner
-        info = owner.model_fields.get(key)
-        inner = _model_in(info.annotation) if info else None
-        members = _by_tag(info.annotation, info.discriminator) if info and isinstance(info.discriminator, str) else {}
-    return owner, shown
-
-
-def _by_tag(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
-    """The models of a discriminated union, by the tag that pydantic puts into an error's place."""
-    models = [m for m in typing.get_args(union) if isinstance(m, type) and issubclass(m, BaseModel)]
-    return {str(tag): m for m in models for tag in typing.get_args(m.model_fields[discriminator].annotation)}
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated, tuple, list):
-        for inner in typing.get_args(annotation):
-            if (found := _model_in(inner)) is not None:
-                return found
-    return None
 
 
 # --- YAML files and overrides ------------------------------------------------------------------
@@ -325,7 +232,7 @@ def _extended(path: Path, base: Any, values: dict[str, Any], above: tuple[Path, 
     below = read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
     run = values.get("run", below.get("run"))
     if run is not None and run != below.get("run"):
-        below = {name: below[name] for name in below if name in recipe_class(str(run)).model_fields}
+        below = {name: below[name] for name in below if name in resolve_kind("run", str(run)).model_fields}
     level = logging.DEBUG if path.parent == recipes_folder() else logging.WARNING  # What ships has been looked at.
     return merge(below, values, level)
 

@@ -112,7 +112,7 @@ class HalvedEnv(VecEnv, Protocol):
 
     Attributes:
         runner: the class that runs a rollout's episodes in it: `rollout.runner.EpisodeRunner`, or
-            `rollout.halves.HalvesRunner`, for which the policy acts for one half of the environments while the other
+            `rollout.runner.HalvesRunner`, for which the policy acts for one half of the environments while the other
             steps.
     """
 

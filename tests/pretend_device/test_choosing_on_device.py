@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pretend_device import pretending
-from vla_rl.algorithms.offpolicy.edits import EditPolicy
-from vla_rl.algorithms.offpolicy.networks import CriticNetworks
+from vla_rl.algorithms.offpolicy.networks import CriticNetworks, EditPolicy
 from vla_rl.algorithms.offpolicy.noise import NoiseActor, NoiseSteeredPolicy, SteeredPolicy
 from vla_rl.algorithms.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.common.row_noise import RowGenerator

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.dummy import DummyConfig
-from vla_rl.config import RUNS, apply_overrides, recipe_class
+from vla_rl.config import RUNS, apply_overrides, resolve_kind
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import read_recipe
 
@@ -49,7 +49,7 @@ def tiny_values(policy: Path, *overrides: str, kind: str = "openvla") -> dict[st
     """`RECIPE` for a saved policy, with `key=value` on top, without what the kind of run that they ask for has not."""
     values = apply_overrides({**deepcopy(RECIPE), "policy": {"kind": kind, "path": str(policy)}}, overrides)
     run = str(values["run"])
-    sections = recipe_class(run).model_fields if run in RUNS else values
+    sections = resolve_kind("run", run).model_fields if run in RUNS else values
     return {name: value for name, value in values.items() if name in sections or name not in RECIPE}
 
 

@@ -104,19 +104,18 @@ class GroupConfig(AlgoConfig):
         """Make a batch whose advantages, one per episode, come from the others of its group."""
         rewards = np.array([e.total_reward for e in episodes])
         groups = np.array([e.group for e in episodes])
-        _, own = world.all_gather_rows(groups)
         advantage, included = self.trajectory_advantages(rewards, groups)
         if self.filter_groups:
             included = included & has_spread(rewards, groups)
         if shuffle is not None:  # Being in the batch travels with the advantage: the outcome decides neither.
-            advantage, included = _shuffled(advantage, included, shuffle, own, world)
+            advantage, included = _shuffled(advantage, included, shuffle, world)
         return episode_batch(self, episodes, advantage, included, evaluate, world)
 
 
 def _shuffled(
-    advantage: np.ndarray, included: np.ndarray, shuffle: np.random.Generator, own: slice, world: ProcessGroup
+    advantage: np.ndarray, included: np.ndarray, shuffle: np.random.Generator, world: ProcessGroup
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal all processes' advantages anew; return what falls to the episodes `own`."""
-    pooled, _ = world.all_gather_rows(np.stack([advantage, included], axis=1))
+    """Deal all processes' advantages anew; return what falls to this one's episodes."""
+    pooled, own = world.all_gather_rows(np.stack([advantage, included], axis=1))
     shuffled = shuffle_advantages(pooled, shuffle)[own]
     return shuffled[:, 0], shuffled[:, 1].astype(bool)

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,9 @@ ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 _ORDER, _CONTROL = 1, 2
 
 
+@dataclass(eq=False)
 class Learner:
-    """RL learner of a policy, by the algorithm of its `config`.
+    """RL learner of a policy, by the algorithm of its `config`; options as `LearnerOptions` has them.
 
     Attributes:
         iteration: updates done.
@@ -59,25 +60,23 @@ class Learner:
             it reads the step's numbers ("forward_backward"), and so for the optimizer's kernels with the next step's.
     """
 
-    def __init__(
-        self,
-        config: AlgoOptions,
-        policy: Policy,
-        seed: int = 0,
-        *,
-        temperature: float = 1.0,
-        control: Control = "none",
-        stopwatch: Stopwatch | None = None,
-        world: ProcessGroup | None = None,
-    ):
-        if temperature <= 0:
-            raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
+    config: AlgoOptions
+    policy: Policy
+    seed: int = 0
+    _: KW_ONLY
+    temperature: float = 1.0
+    control: Control = "none"
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    world: ProcessGroup = ALONE
+
+    def __post_init__(self) -> None:
+        config, policy = self.config, self.policy
+        if self.temperature <= 0:
+            raise ValueError(f"temperature: got {self.temperature}, must be above 0: RL learns from sampled actions")
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
         if policy.has_one_likelihood and config.ratio_level != "chunk":
             raise ValueError(ONE_LIKELIHOOD.format(config.ratio_level))
-        self.config, self.policy, self.seed, self.temperature, self.control = config, policy, seed, temperature, control
-        self.stopwatch, self.world = stopwatch or Stopwatch(), world or ALONE
         self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.
         self._bad_steps = BadSteps(config.optim.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}

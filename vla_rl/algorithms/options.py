@@ -41,8 +41,8 @@ class LearnerOptions(TypedDict, total=False):
 
     temperature: float
     control: Control
-    stopwatch: Stopwatch | None
-    world: ProcessGroup | None
+    stopwatch: Stopwatch
+    world: ProcessGroup
 
 
 class AlgoOptions(OptimizedConfig):

@@ -27,7 +27,7 @@ from vla_rl.config import (
     resolve_kind,
 )
 from vla_rl.data.health import check_datasets
-from vla_rl.recipe.checks import ANY
+from vla_rl.recipe.recipe import ANY
 from vla_rl.recipe.schema import recipe_schema
 from vla_rl.workflows.doctor import check_recipe, first_command, read_recipe, run_checks
 

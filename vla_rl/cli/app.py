@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from vla_rl import __version__
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
-from vla_rl.common.distributed.process_group import check_command
+from vla_rl.common.distributed.process_group import check_command, num_launched
 from vla_rl.common.errors import ConfigError, check_packages
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
@@ -87,14 +87,15 @@ def _global_options(
     ] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
-    check_command(context.invoked_subcommand)
+    if num_launched() > 1:
+        check_command(context.invoked_subcommand)
 
 
 # Every command, or group of them: the file that has it, and a line of the program's own help.
 COMMANDS = {
     "demo": ("loop", "The whole loop on the built-in tabletop, with a report."),
-    "train": ("training", "Post-train a policy: by RL, or as the recipe's `run` says."),
-    "sft": ("training", "Train a policy by behavior cloning on demonstrations."),
+    "train": ("running", "Post-train a policy: by RL, or as the recipe's `run` says."),
+    "sft": ("running", "Train a policy by behavior cloning on demonstrations."),
     "loop": ("loop", "Rounds of real episodes, a world model, RL in imagination."),
     "sweep": ("loop", "Many runs in one table: options' values, or controls."),
     "eval": ("evaluation", "Measure success per task, with intervals."),
@@ -127,8 +128,9 @@ def loaded(name: str) -> Any:
     """Return a command or group of `COMMANDS`, of its file, which is imported.
 
     Raises:
-        ConfigError: a package that it needs is not installed.
+        ConfigError: a package that it needs is not installed, or one of ours is hidden.
     """
+    check_packages(OUR_PACKAGES)
     try:
         group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
     except ModuleNotFoundError as error:
@@ -154,11 +156,6 @@ for _name, (_, _line) in COMMANDS.items():
 
 def main() -> None:
     """Run the program. Recipes may name classes of the current folder, which comes last and so hides no package."""
-    try:
-        check_packages(OUR_PACKAGES)
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_USER_ERROR)
     ours = str(Path(__file__).resolve().parents[2])
     sys.path += [folder for folder in (ours, os.getcwd()) if folder not in sys.path]  # Ours: as a clone, by a finder.
     app()

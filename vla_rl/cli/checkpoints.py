@@ -13,11 +13,10 @@ from real_robot.operator.hub.hub_log import read_log, shares
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
+from vla_rl.common.progress import read_status
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.run_status import read_status
 from vla_rl.config import KINDS
-from vla_rl.data.dataset_check import is_dataset
-from vla_rl.data.hub import on_hub
+from vla_rl.data.hub import is_dataset, on_hub
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.dataset_page import write_dataset_page
 from vla_rl.evaluation.foreign import file_of

@@ -22,8 +22,8 @@ from vla_rl.evaluation.foreign import compare_any, is_foreign, read_evaluation
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
-from vla_rl.recipe.checks import ANY, COLLECT, EVAL
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.checks import COLLECT, EVAL
+from vla_rl.recipe.recipe import ANY, Recipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
@@ -32,12 +32,13 @@ from vla_rl.workflows.evaluate_policy import (
     chosen,
     compare_policies,
     evaluate_perturbed,
+    evaluate_suites,
     find_evaluation,
     save_comparison,
+    suite_recipes,
 )
 from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
 from vla_rl.workflows.recipe_parts import policy_path
-from vla_rl.workflows.suites import evaluate_suites, suite_recipes
 
 app = typer.Typer()
 

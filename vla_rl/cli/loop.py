@@ -24,7 +24,7 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.task_names import print_table
-from vla_rl.recipe.checks import TRAIN
+from vla_rl.recipe.recipe import TRAIN
 from vla_rl.workflows.ablate import ablate
 from vla_rl.workflows.demo import demo as run_demo
 from vla_rl.workflows.sweep import RESULT_FILE

@@ -10,7 +10,8 @@ import typer
 from vla_rl.cli.options import Overrides, RecipeName, check_writable, say
 from vla_rl.cli.running import load
 from vla_rl.common.errors import ConfigError
-from vla_rl.recipe.checks import ANY, PLAN
+from vla_rl.recipe.checks import PLAN
+from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate
 from vla_rl.workflows.plan.command import run
 from vla_rl.workflows.plan.plan import Machines

@@ -1,23 +1,51 @@
-"""Recipes as commands take them, and the runs that they make: folder, processes, Ctrl-C, what it came to."""
+"""Commands that train a policy: `train`, `sft`; how every command reads its recipe and makes its run."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import typer
 
-from vla_rl.cli.options import say, stopped
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, say, stopped
 from vla_rl.common.atomic import DiskFullError
-from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, num_launched
+from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, check_command, num_launched
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.data.hub import pinned
-from vla_rl.recipe.checks import ANY, Command, Run, check
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.recipe import ANY, Command, Recipe, Run, check, load_recipe
+from vla_rl.workflows import training_by
 from vla_rl.workflows.jobs import Cluster
+
+app = typer.Typer()
+KINDS = ("offline", "online", "hil", "rac")  # Of recipes, beside those that `train` does RL by.
+
+
+@app.command()
+def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Post-train a policy, as the recipe's `run` says.
+
+    train: reinforcement learning. offline: from logged episodes alone, successes and failures. online: by a critic of
+    every episode that the policy runs, which is frozen. hil: the same with a person beside it. rac: rounds of a
+    scripted person's corrections, and cloning.
+    """
+    loaded = load_run(recipe, overrides, output, resume, ANY)
+    if loaded.run in KINDS:
+        check_command(loaded.run)
+        start(training_by(loaded.run), loaded, output, resume)
+    else:
+        from vla_rl.training.train import RUN
+
+        start(RUN, loaded, output, resume)
+
+
+@app.command()
+def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Train a policy by behavior cloning on demonstrations."""
+    run(training_by("sft"), recipe, overrides, output, resume)
 
 
 def cluster_of(address: str | None, cpus: int, gpus: float) -> Cluster | None:
@@ -51,12 +79,10 @@ def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: 
     if datasets := kind.datasets(loaded):
         loaded = pinned(loaded, say, *datasets)
 
-    def opened() -> str:
-        changes = kind.check_changes(loaded)
-        return str(open_run(loaded, output, resume, free=kind.free, check=changes, first=True))
-
+    check_changes = kind.check_changes(loaded)
+    opened = partial(open_run, loaded, output, resume, free=kind.free, check=check_changes, first=True)
     with joined(loaded) as world:
-        folder = Path(world.broadcast_from_main(opened))
+        folder = Path(world.broadcast_from_main(lambda: str(opened())))
         with resumable(kind.name, folder):
             lines = kind.start(loaded, folder, resume, say)
         if world.is_main:

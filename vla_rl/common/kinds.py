@@ -78,7 +78,7 @@ KINDS: dict[str, dict[str, str]] = {
 RUNS: dict[str, str] = {
     "eval": "vla_rl.recipe.recipe:Recipe",
     "sft": "vla_rl.recipe.runs:SFTRecipe",
-    "train": "vla_rl.recipe.runs:TrainRecipe",
+    "train": "vla_rl.recipe.recipe:TrainRecipe",
     "fit": "vla_rl.recipe.runs:FitRecipe",
     "loop": "vla_rl.recipe.runs:LoopRecipe",
     "offline": "vla_rl.recipe.runs:OfflineRecipe",

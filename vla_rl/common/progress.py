@@ -1,14 +1,29 @@
-"""Progress bars, and a stopwatch by stage. Imports nothing heavy."""
+"""Progress of a run: seconds by stage, bars in a terminal, the step that it is at, in status.json. Imports no torch."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from statistics import fmean
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import ValidationError
+
+from vla_rl.common.atomic import is_running, write_text_atomic
+from vla_rl.config import Config, ConfigError
+
+State = Literal["running", "stopped", "finished"]
+
+_CLOCKS_DIFFER = 2.0  # Seconds; a status says its time in whole ones.
+_PAGE_SECONDS, _PAGE_SHARE = 10.0, 0.05  # A page at most so often, and for at most this share of the time.
 
 
 class Stopwatch:
@@ -25,7 +40,7 @@ class Stopwatch:
 
     def __init__(self, waits_for: str | None = None) -> None:
         """`waits_for`: a device that a stage's begin and end wait for, which costs time and makes stages exact."""
-        self._wait = _wait_of(waits_for)
+        self._waits_for = waits_for if waits_for is not None and waits_for.startswith(("cuda", "mps")) else None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.restart()
 
@@ -37,11 +52,13 @@ class Stopwatch:
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         """Count the time inside the `with` block to `stage`."""
-        self._wait()
+        if self._waits_for:
+            _wait_for(self._waits_for)
         start = time.perf_counter()
         try:
             yield
-            self._wait()
+            if self._waits_for:
+                _wait_for(self._waits_for)
         finally:
             self.seconds[stage] += time.perf_counter() - start
             Stopwatch.num_measured += 1
@@ -54,13 +71,14 @@ class Stopwatch:
         return spent | {"other": total - sum(spent.values()), "total": total}
 
 
-def _wait_of(device: str | None) -> Callable[[], object]:
-    """What waits until a GPU has done all that it was given; for other devices, nothing."""
-    if device is None or device.partition(":")[0] not in ("cuda", "mps"):
-        return lambda: None
+def _wait_for(device: str) -> None:
+    """Wait until a GPU has done all that it was given."""
     import torch
 
-    return torch.mps.synchronize if device == "mps" else partial(torch.cuda.synchronize, device)
+    if device == "mps":
+        torch.mps.synchronize()
+    else:
+        torch.cuda.synchronize(device)
 
 
 LINE_EVERY = 60.0  # seconds, where the output is a file
@@ -130,19 +148,16 @@ def episode_progress(
     if not show:
         yield lambda episode: None
         return
-    outcomes, modes, bar = list[bool](), set[str](), _Bar(text, total, transient)
+    outcomes, bar = defaultdict[str, list[bool]](list), _Bar(text, total, transient)
     with bar.bar:
         bar.show(done, "/s", "")
 
         def on_episode(episode: Outcome) -> None:
             nonlocal done
             done += 1
-            mode = getattr(episode, "mode", "")
-            if mode not in modes:
-                modes.add(mode)
-                outcomes.clear()
-            outcomes.extend([episode.success] * (not episode.lost))
-            share = f"{100 * fmean(outcomes):.0f} % of {len(outcomes)}" if outcomes else ""
+            found = outcomes[mode := getattr(episode, "mode", "")]
+            found += [episode.success] * (not episode.lost)
+            share = f"{100 * fmean(found):.0f} % of {len(found)}" if found else ""
             bar.show(done, "/s", f"{mode}: {share}" if mode and share else share)
 
         yield on_episode
@@ -157,3 +172,146 @@ def step_progress(text: str, total: int, show: bool) -> Iterator[Callable[[int, 
     bar = _Bar(text, total)
     with bar.bar:
         yield lambda step, said: bar.show(step, " steps/s", said)
+
+
+# --- where a run is --------------------------------------------------------------------------------
+
+
+class RunStatus(Config):
+    """Status of a run.
+
+    Attributes:
+        step: what it is doing; number `number` of `of`, from 1. done, total: iterations of the run, whatever the step
+            is; 0, 0: not said.
+        state: "running" until it ends; "stopped": by an error or a person.
+        updated: local time, ISO 8601. process: its number on the machine `host`.
+        dashboard: address of a page of the machines at work; empty: there is none.
+    """
+
+    step: str
+    number: int
+    of: int
+    done: int = 0
+    total: int = 0
+    state: State = "running"
+    updated: str
+    process: int
+    host: str
+    dashboard: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run goes on, as far as this machine can tell: a killed run could not say so."""
+        return self.state == "running" and (self.host != socket.gethostname() or self._is_its_process())
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another process of this machine is at the run."""
+        return self.is_running and self.host == socket.gethostname() and self.process != os.getpid()
+
+    def _is_its_process(self) -> bool:
+        """Whether the run's process lives; one that began after the run's last word only has its number."""
+        if not is_running(self.process):
+            return False
+        try:
+            facts = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # Not on Linux.
+            return True
+        began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(facts[19]) / os.sysconf("SC_CLK_TCK")
+        is_dead = facts[0] in ("Z", "X")
+        return not is_dead and began <= datetime.fromisoformat(self.updated).timestamp() + _CLOCKS_DIFFER
+
+    def text(self) -> str:
+        """Say it for people; empty of a finished run."""
+        if self.state == "finished":
+            return ""
+        state = "is running" if self.is_running else "was stopped before its end"
+        what = "" if self.step == "iterations" else " iterations"
+        done = f", {self.done} of {self.total}{what} done" if self.total else ""
+        at = self.updated.replace("T", " ")
+        return f"This run {state}: step {self.number} of {self.of}, {self.step}{done}. As of {at}."
+
+
+def write_status(
+    file: Path, step: str, number: int, of: int, done: int, total: int, state: State, dashboard: str = ""
+) -> None:
+    """Write a run's status.json; see `RunStatus`."""
+    now, process, host = datetime.now().isoformat(timespec="seconds"), os.getpid(), socket.gethostname()
+    values = step, number, of, done, total, state, now, process, host, dashboard
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(file, json.dumps(dict(zip(RunStatus.model_fields, values, strict=True)), indent=1) + "\n")
+
+
+def read_status(file: Path) -> RunStatus | None:
+    """What a run says of itself; None of a folder without a status.json.
+
+    Raises:
+        ConfigError: it is damaged, or of a version that says other things.
+    """
+    if not file.is_file():
+        return None
+    try:
+        return RunStatus.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        found = error.errors()[0]
+        what = ".".join(map(str, found["loc"])) or "the file"
+        raise ConfigError(f"{file}: {what}: {found['msg']}. Delete it; a run that goes on writes it anew") from None
+
+
+@dataclass
+class RunSteps:
+    """Steps of a run, written to its status.json.
+
+    Attributes:
+        file: the run's status.json. names: of all steps; the last is the report. total: the run's iterations.
+        write_page: writes the page of a run's folder.
+        show: print each step. write: into the folder, which one process of several does.
+        step: the present one; empty before the first.
+        dashboard: address of a page of the machines at work; empty: there is none.
+    """
+
+    file: Path
+    names: tuple[str, ...]
+    total: int
+    write_page: Callable[[Path], object]
+    show: bool
+    write: bool
+    step: str = field(default="", init=False)
+    dashboard: str = field(default="", init=False)
+    _page_due: float = field(default=0.0, init=False)
+
+    def begin(self, step: str, iteration: int) -> None:
+        """Begin a step after so many iterations; nothing where it has begun."""
+        if step != self.step and self.write:
+            where, self.step = "" if self.step else f"run: {self.file.parent}\n", step
+            if self.show:
+                print(f"{where}step {self.names.index(step) + 1} of {len(self.names)}: {step}", flush=True)
+            self._write(iteration)
+
+    def _write(self, iteration: int, state: State = "running") -> None:
+        number, of = self.names.index(self.step) + 1, len(self.names)
+        write_status(self.file, self.step, number, of, iteration, self.total, state, self.dashboard)
+
+    def update(self, iteration: int) -> None:
+        """Tell of a finished iteration or evaluation: on the page too, unless that was written just now."""
+        if not self.write:
+            return
+        self._write(iteration)
+        started = time.monotonic()
+        if started >= self._page_due:
+            self.write_page(self.file.parent)
+            ended = time.monotonic()
+            self._page_due = ended + max(_PAGE_SECONDS, (ended - started) / _PAGE_SHARE)
+
+    def end(self, iteration: int, state: State) -> None:
+        """End the run as "finished" or "stopped", on the page too."""
+        if self.write and self.step:
+            self._write(iteration, state)
+            self.write_page(self.file.parent)
+
+    def conclude(self) -> None:
+        """Say of a run with its last evaluation that it is finished, where a kill came before it could say so."""
+        status = read_status(self.file)
+        if status is not None and status.state != "finished":
+            self.step = self.names[-1]
+            self.end(status.done, "finished")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.run_status import read_status
+from vla_rl.common.progress import read_status
 from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml, validate
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
@@ -153,9 +153,9 @@ def open_run(
     name = str(getattr(recipe, "name", "run"))
     if resume:
         return _reopen(recipe, folder or _newest_run(name, root), free, check)
-    plain, dated = root / name, root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    is_free = first and _is_unused(plain) and _at_work(RunFolder(plain)) is None
-    folder = folder or (plain if is_free else dated)
+    if folder is None:
+        plain, dated = root / name, root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = plain if first and _is_unused(plain) and _at_work(RunFolder(plain)) is None else dated
     if folder.exists():
         _check_unused(folder)
     _describe(folder, recipe)

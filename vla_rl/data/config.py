@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections import Counter
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    field_validator,
 )
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, ConfigError, as_list
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]
@@ -25,12 +26,19 @@ class DatasetError(ValueError):
     """A dataset that is missing, damaged or does not fit; the message says what was found and what to do."""
 
 
+def _one_each(cameras: dict[str, str]) -> dict[str, str]:
+    if twice := [camera for camera, count in Counter(cameras.values()).items() if count > 1]:
+        views = [name for name, camera in cameras.items() if camera == twice[0]]
+        raise ConfigError(f"camera_map: {views} are all said to be {twice[0]!r}; a policy's camera is one of them")
+    return cameras
+
+
 class DatasetConfig(Config):
     """One LeRobotDataset v3, and which part of it to learn from."""
 
     shorthand: ClassVar[str] = "path"
 
-    path: str = Field(
+    path: Annotated[str, AfterValidator(os.path.expanduser)] = Field(
         description="The dataset's folder (it holds meta/info.json); where there is none, the hub's "
         "ORGANIZATION/NAME[@REVISION] (a branch, tag or commit)."
     )
@@ -53,22 +61,11 @@ class DatasetConfig(Config):
         default=None, description="Use this many episodes of each instruction."
     )
     subsample_seed: NonNegativeInt = Field(default=0, description="Chooses those episodes.")
-    camera_map: dict[str, str] = Field(
-        default={}, description="The dataset's camera name -> the policy's, where they differ."
+    camera_map: Annotated[dict[str, str], AfterValidator(_one_each)] = Field(
+        default={},
+        validate_default=False,
+        description="The dataset's camera name -> the policy's, where they differ.",
     )
-
-    @field_validator("path")
-    @classmethod
-    def _in_home(cls, value: str) -> str:
-        return str(Path(value).expanduser()) if value.startswith("~") else value
-
-    @field_validator("camera_map")
-    @classmethod
-    def _one_each(cls, value: dict[str, str]) -> dict[str, str]:
-        if twice := sorted({camera for camera in value.values() if list(value.values()).count(camera) > 1}):
-            views = [name for name, camera in value.items() if camera == twice[0]]
-            raise ConfigError(f"camera_map: {views} are all said to be {twice[0]!r}; a policy's camera is one of them")
-        return value
 
 
 class AugmentConfig(Config):
@@ -97,18 +94,10 @@ class AugmentConfig(Config):
         return bool(self.shift or self.crop_area < 1 or self.color)
 
 
-def _as_list(value: object) -> object:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _as_list_or_none(value: object) -> object:
-    return _as_list(value) if value else ()
-
-
 _Input = str | list[str | DatasetConfig]  # A recipe may write `datasets: path`, or a list of paths.
 Datasets = Annotated[
-    tuple[DatasetConfig, ...], Field(min_length=1), BeforeValidator(_as_list, json_schema_input_type=_Input)
+    tuple[DatasetConfig, ...], Field(min_length=1), BeforeValidator(as_list, json_schema_input_type=_Input)
 ]
 MaybeDatasets = Annotated[  # The same, where there may be none.
-    tuple[DatasetConfig, ...], BeforeValidator(_as_list_or_none, json_schema_input_type=_Input)
+    tuple[DatasetConfig, ...], BeforeValidator(as_list, json_schema_input_type=_Input)
 ]

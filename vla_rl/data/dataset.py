@@ -12,9 +12,8 @@ import numpy as np
 
 from vla_rl.data.cache import StoredImages, open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.hold_out import across_parts, some_states
 from vla_rl.data.keyframes import RECORDINGS, state_names
-from vla_rl.data.masks import training_mask
+from vla_rl.data.selection import across_parts, some_states, training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
 

@@ -19,7 +19,7 @@ from vla_rl.data.health import check_recorded
 from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.recorded import Recorded, read
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.recorded_page import COLUMNS
+from vla_rl.evaluation.recorded import COLUMNS
 from vla_rl.evaluation.report.charts import BLUE, page_template, png
 from vla_rl.evaluation.video import tile, write_mp4
 

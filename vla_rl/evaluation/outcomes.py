@@ -10,9 +10,11 @@ import math
 import numpy as np
 
 from vla_rl.config import Config, Number
-from vla_rl.evaluation.bootstrap import NO_INTERVAL, Figure, figure
 from vla_rl.evaluation.statistics import (
+    NO_INTERVAL,
+    Figure,
     clustered_wilson_interval,
+    figure,
     paired_bootstrap_interval,
     unpaired_difference_interval,
     wilson_interval,

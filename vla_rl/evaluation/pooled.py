@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from vla_rl.evaluation.sequential import Decision, PairedSequentialTest
+from vla_rl.evaluation.sequential_compare import Decision, PairedSequentialTest
 
 FAR_SHARE = 0.5  # Of the money, on the last planned pair; the rest is shared by the checks, each with its own pairs.
 AIM = 1.2  # Bets aim at this much more than they need: that ends clear cases early, for little power.

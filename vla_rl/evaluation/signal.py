@@ -12,8 +12,7 @@ import math
 import numpy as np
 from scipy.stats import rankdata
 
-from vla_rl.evaluation.bootstrap import NO_INTERVAL, Figure, figure, resampled_counts
-from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.statistics import NO_INTERVAL, Figure, Interval, figure, resampled_counts
 
 _BLOCK = 4_000_000  # Numbers at a time, some 30 MB, of resamples of many episodes or frames.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from scipy.special import ndtri
 
+from vla_rl.common.next_command import next_command
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config
-from vla_rl.evaluation.compare import PairedResult, format_p
+from vla_rl.evaluation.compare import PairedResult, compare, format_p
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
 
@@ -137,3 +141,14 @@ def _rounded_up(number: float) -> int:
     """To two digits."""
     step = 10 ** max(int(math.log10(number)) - 1, 0)
     return math.ceil(number / step) * step
+
+
+def outcome(folder: Path) -> list[str]:
+    """Return a training run's last lines: whether its policy got better, where it lies, and what to type next."""
+    run, lines = RunFolder(folder), []
+    before, after = run.evaluation("base"), run.evaluation("final")
+    if before.is_file() and after.is_file():
+        compared = compare(Evaluation.load(before), Evaluation.load(after))
+        lines = [verdict(compared.result(mode)).text("the policy") for mode in compared.modes]
+    on_robot = next_command("serve", folder, what="for a robot")
+    return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]

@@ -1,23 +1,19 @@
 """Checks of a recipe before any work, by its files and by facts of the environment.
 
 Nothing here builds an environment or a policy. Which sections a recipe may have, and how they fit together, is said by
-its class (`runs.py`).
+its class (`recipe.py`, `runs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
-from vla_rl.data.dataset_check import check_datasets
-from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
-from vla_rl.interfaces import EnvConfig
+from vla_rl.data.hub import check_datasets
+from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.policies.base import checkpoint_folder
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Command, Recipe, TrainRecipe, check_states, check_stepped
 from vla_rl.recipe.runs import (
     FailureRecipe,
     FitRecipe,
@@ -28,66 +24,11 @@ from vla_rl.recipe.runs import (
     OnlineRecipe,
     RacRecipe,
     RewardRecipe,
-    TrainRecipe,
 )
 from vla_rl.training.config import SFTConfig
 
 # Options of an evaluation that action errors on recordings have no use for.
 _OF_SUCCESS = ("split", "tasks", "start_index", "temperatures", "samples_per_state", "videos", "plan")
-
-
-@dataclass(frozen=True)
-class Command[R: Recipe]:
-    """What a command asks of a recipe.
-
-    Attributes:
-        kind: of run that it is for. example: a shipped recipe that is one. looks: raise where something that the recipe
-            names is not there.
-    """
-
-    kind: type[R]
-    example: str = ""
-    looks: tuple[Callable[[R], object], ...] = ()
-
-
-@dataclass(frozen=True)
-class Run[R: Recipe]:
-    """What is a kind of run's own; `vla_rl.cli.running.run` does the rest.
-
-    Attributes:
-        name: as it is typed behind `vla-rl`.
-        command: which recipes it takes.
-        start: runs it in its folder, resumed or not, saying what it does, and returns lines to print at its end.
-        datasets: `SECTION.FIELD`s of datasets that it reads; those of the Hub are taken by their commit.
-        free: patterns of options that may change where it is resumed, such as its length.
-        look: raises where something is amiss, before anything is written.
-        check_changes: see `open_run`.
-    """
-
-    name: str
-    command: Command[R]
-    start: Callable[[R, Path, bool, Callable[[str], None]], Sequence[str]]
-    datasets: Callable[[R], Sequence[str]] = lambda _: ()
-    free: tuple[str, ...] = ()
-    look: Callable[[R], object] = lambda _: None
-    check_changes: Callable[[R], Callable[[RunFolder, Changed], None] | None] = lambda _: None
-
-
-def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
-    """Refuse what would fail later, perhaps after hours; return the recipe, of the kind that the command runs.
-
-    Raises:
-        ConfigError: it is of a kind that the command cannot run, or something that it names is not there.
-    """
-    if not isinstance(recipe, command.kind):
-        wanted = command.kind.model_fields["run"].default
-        raise ConfigError(
-            f"run: got {recipe.run!r}, and this command is for recipes of run {wanted!r}; "
-            f"`vla-rl config {command.example}` is one"
-        )
-    for look in command.looks:
-        look(recipe)
-    return recipe
 
 
 def demonstrations_of(recipe: Recipe) -> SFTConfig:
@@ -102,48 +43,8 @@ def demonstrations_of(recipe: Recipe) -> SFTConfig:
     return sft
 
 
-def _demonstrations(recipe: TrainRecipe) -> None:
-    if recipe.needs_demonstrations:
-        check_datasets(dataset.path for dataset in demonstrations_of(recipe).datasets)
-
-
-def _keyframes(recipe: TrainRecipe) -> None:
-    share, file = recipe.sampling.keyframe_share, recipe.sampling.keyframes
-    if share and file is None:
-        raise ConfigError(
-            f"sampling.keyframes: is null, but sampling.keyframe_share is {share:g}; name the file that `vla-rl "
-            "world-model keyframes` wrote, or set sampling.keyframe_share=0"
-        )
-    if share and file is not None and not file.is_file():
-        raise ConfigError(f"sampling.keyframes: no file {file}; `vla-rl world-model keyframes` writes one")
-
-
-def _check_stepped(env: EnvConfig) -> None:
-    """
-    Raises:
-        ConfigError: nothing there answers an action.
-    """
-    if env.not_stepped:
-        raise ConfigError(env.not_stepped)
-
-
-def _learns_by_acting(recipe: Recipe) -> None:
-    _check_stepped(recipe.env)
-
-
 def _acts(recipe: Recipe) -> None:
-    _check_stepped(recipe.acting_env)
-
-
-def _real_episodes(recipe: TrainRecipe) -> None:
-    evaluates, validates = recipe.train.evaluate != "never", recipe.train.validate_every
-    if evaluates or validates or recipe.gate.every:
-        recipe.check_same_robot()
-        _acts(recipe)
-    if evaluates:
-        check_states(recipe, recipe.eval)
-    if validates:
-        check_states(recipe, recipe.validation)
+    check_stepped(recipe.acting_env)
 
 
 def _final_evaluation(recipe: OfflineRecipe | OnlineRecipe | HilRecipe) -> None:
@@ -167,7 +68,7 @@ def _checkpoint(recipe: Recipe) -> None:
 
 
 def _acting_policy(recipe: Recipe) -> None:
-    _check_stepped(recipe.env if recipe.collect is not None and recipe.collect.imagined else recipe.acting_env)
+    check_stepped(recipe.env if recipe.collect is not None and recipe.collect.imagined else recipe.acting_env)
     if recipe.collect is not None and recipe.collect.source == "policy":
         _checkpoint(recipe)
 
@@ -195,16 +96,6 @@ def _one_process(recipe: Recipe) -> None:
             f"rollout.kind: got {recipe.rollout.kind!r}, but this command runs all episodes in its own process; use "
             "rollout.kind=local (docs/ray.md says which commands use a cluster)"
         )
-
-
-def check_states(recipe: Recipe, evaluation: EvalConfig) -> None:
-    """Check that the initial states of an evaluation are there, and that no mode comes twice.
-
-    Raises:
-        ValueError: they are not.
-    """
-    evaluation.modes()
-    episode_specs(recipe.acting_env.env_spec(), evaluation)
 
 
 def _evaluation(recipe: Recipe) -> None:
@@ -251,15 +142,11 @@ def _action_scale(recipe: Recipe) -> None:
             )
 
 
-ANY = Command(Recipe)
 EVAL = Command(Recipe, looks=(_evaluation, _checkpoint))
 COLLECT = Command(Recipe, looks=(_acting_policy,))
 SFT = Command(Recipe, looks=(_datasets, _action_scale, _checkpoint))
-TRAIN = Command(
-    TrainRecipe, "tabletop_grpo", (_learns_by_acting, _demonstrations, _keyframes, _real_episodes, _checkpoint)
-)
-LOOP = Command(LoopRecipe, "tabletop_imagination", (_acts, _demonstrations, _real_episodes, _checkpoint))
-PLAN = Command(TrainRecipe, "tabletop_grpo", (_learns_by_acting,))
+LOOP = Command(LoopRecipe, "tabletop_imagination", (LoopRecipe.check_inputs,))
+PLAN = Command(TrainRecipe, "tabletop_grpo", (lambda recipe: check_stepped(recipe.env),))
 STUDY = Command(LoopRecipe, "tabletop_imagination", (_acts, _one_process))
 FIT = Command(FitRecipe, "tabletop_world_model")
 OFFLINE = Command(OfflineRecipe, "tabletop_offline", (_base_checkpoint, _final_evaluation))

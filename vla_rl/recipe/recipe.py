@@ -8,13 +8,16 @@ code that it configures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
+from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.common.distributed.config import DistributedConfig
 from vla_rl.common.distributed.process_group import check_device_name, resolve_device
+from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import (
     RUNS,
     Config,
@@ -23,14 +26,18 @@ from vla_rl.config import (
     component,
     find_recipe,
     read_yaml,
-    recipe_class,
+    resolve_kind,
     validate,
 )
-from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.data.hub import check_datasets
+from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
+from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig
-from vla_rl.policies.base import PolicyConfig
+from vla_rl.policies.base import PolicyConfig, checkpoint_folder
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
+from vla_rl.rollout.task_sampling import CLEAN, SamplingConfig
+from vla_rl.training.config import SFTConfig, TrainConfig
 from vla_rl.training.metrics import LogConfig
 
 
@@ -157,6 +164,247 @@ class Recipe(Config):
         return self
 
 
+def _unknown_axes(recipe: TrainRecipe) -> list[str]:
+    """Axes along which training episodes cannot be perturbed."""
+    axes = recipe.sampling.perturb.axes if recipe.sampling.perturb else ()
+    return [axis for axis in axes if axis not in (*recipe.env.perturb_axes, CLEAN)]
+
+
+def _branch_frames(recipe: TrainRecipe) -> object:
+    """After how many frames imagined episodes end, worth a value; None: they go on."""
+    return getattr(getattr(recipe.env, "imagination", None), "branch_frames", None)
+
+
+def _validates_on_states_of_the_gate(recipe: TrainRecipe) -> bool:
+    """Whether a check of the gate, in any round of a loop, may begin where an episode of a validation does."""
+    train, gate, first = recipe.train, recipe.gate, recipe.eval.start_index
+    rounds = getattr(getattr(recipe, "loop", None), "rounds", 1)
+    end = gate.start_index + rounds * gate.num_checks(train.iterations) * gate.pairs
+    is_same_split = gate.split == recipe.validation.split
+    return is_same_split and first < end and gate.start_index < first + train.validation_episodes
+
+
+class TrainRecipe(Recipe):
+    """Reinforcement learning: `vla-rl train`, `ablate`, `sweep`."""
+
+    run: Literal["train"] = "train"
+    algo: Annotated[SerializeAsAny[AlgoConfig], component("algo")]
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    gate: GateConfig = Field(default_factory=GateConfig)
+    sft: SFTConfig | None = Field(
+        default=None, description="Demonstrations: of algo.bc_coef, of the control continue_bc, and of `vla-rl sft`."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Recipe.rules,
+        Rule(
+            lambda r: r.gate.every and not r.env.is_imagined,
+            lambda r: "gate.every: env is no world model, so every gain is real already; leave gate.every at 0",
+        ),
+        Rule(
+            lambda r: r.gate.every and r.train.keep == "best",
+            lambda r: "train.keep: got 'best', but the gate says which policy is kept; set it to last",
+        ),
+        Rule(
+            lambda r: r.train.keep == "best" and not r.train.validate_every,
+            lambda r: "train: keep 'best' needs validate_every above 0, which finds it; or set keep=last",
+        ),
+        Rule(
+            lambda r: r.train.validate_every and r.gate.every and _validates_on_states_of_the_gate(r),
+            lambda r: (
+                f"train.validation_episodes: got {r.train.validation_episodes}, so that validation takes initial "
+                f"states {r.eval.start_index} to {r.eval.start_index + r.train.validation_episodes - 1} of each task "
+                f"(from eval.start_index on), but the gate takes those from {r.gate.start_index} on; lower it, or set "
+                f"gate.start_index to at least {r.eval.start_index + r.train.validation_episodes}"
+            ),
+        ),
+        Rule(
+            lambda r: 0 < r.algo.decay_iterations < r.train.iterations,
+            lambda r: (
+                f"algo.decay_iterations: got {r.algo.decay_iterations}: the last of train.iterations "
+                f"({r.train.iterations}) would learn nothing; make it as large, or 0 (a resumed run keeps its "
+                "schedule)"
+            ),
+        ),
+        Rule(
+            lambda r: r.train.reuse and not r.algo.takes_stale_chunks,
+            lambda r: (
+                f"train.reuse: got {r.train.reuse}, but algo.kind {r.algo.kind!r} learns only from chunks that the "
+                "policy drew as it is now; set it to 0, or use grpo or ppo"
+            ),
+        ),
+        Rule(
+            lambda r: r.algo.compares_episodes and r.algo.rollouts_per_group(r.train.group_size) < 2,
+            lambda r: (
+                f"train.group_size: got {r.train.group_size}, but {r.algo.kind} compares episodes from the same "
+                "initial state; set it to at least 2, or use algo.kind=ppo or reinforce_pp"
+            ),
+        ),
+        Rule(
+            lambda r: r.train.resample_budget and r.algo.rollouts_per_group(r.train.group_size) < 2,
+            lambda r: (
+                f"train.resample_budget: got {r.train.resample_budget} with train.group_size {r.train.group_size}: a "
+                "group of one episode never has both outcomes, so each rollout would take the whole budget; set it to "
+                "0, or train.group_size to at least 2"
+            ),
+        ),
+        Rule(
+            lambda r: getattr(r.algo, "bootstrap_truncated", False) and _branch_frames(r),
+            lambda r: (
+                f"algo.bootstrap_truncated: got true with env.imagination.branch_frames={_branch_frames(r)}, whose "
+                "branches are paid the world model's value where they end; the critic's would be counted on top: set "
+                "it to false"
+            ),
+        ),
+        Rule(
+            lambda r: r.sft is None and r.needs_demonstrations,
+            lambda r: (
+                "sft: this recipe has none, but algo.bc_coef > 0 and the control continue_bc learn from "
+                "demonstrations: name them in sft.datasets"
+            ),
+        ),
+        Rule(
+            lambda r: (r.sampling.kind, r.sampling.level, r.sampling.train_states) == ("vade", "state", None),
+            lambda r: (
+                "sampling: level 'state' needs train_states: states must come back to be judged; set it to a number, "
+                "or level=task"
+            ),
+        ),
+        Rule(
+            lambda r: r.sampling.perturb and _unknown_axes(r),
+            lambda r: (
+                f"sampling.perturb.axes: got {_unknown_axes(r)[0]!r}; {r.env.kind} has: "
+                f"{', '.join((*r.env.perturb_axes, CLEAN)) if r.env.perturb_axes else 'no perturbations'}"
+            ),
+        ),
+    )
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """Whether RL learns from `sft.datasets` too."""
+        return self.train.control == "continue_bc" or self.algo.bc_coef > 0
+
+    def check_inputs(self) -> None:
+        """Look for what RL acts in, reads and is measured on, before any work.
+
+        Raises:
+            ConfigError: something is not there, or does not fit.
+        """
+        check_stepped(self.env)
+        if self.needs_demonstrations and self.sft is not None:
+            check_datasets(dataset.path for dataset in self.sft.datasets)
+        if self.sampling.keyframe_share:
+            self.sampling.check_keyframes()
+        self.check_measured()
+        if self.policy.path:
+            checkpoint_folder(self.policy)
+
+    def check_measured(self) -> None:
+        """Look for what validations, evaluations and the gate run real episodes in, and for their initial states.
+
+        Raises:
+            ValueError: something is not there, or does not fit.
+        """
+        evaluations = [self.eval] if self.train.evaluate != "never" else []
+        evaluations += [self.validation] if self.train.validate_every else []
+        if evaluations or self.gate.every:
+            self.check_same_robot()
+            check_stepped(self.acting_env)
+        for evaluation in evaluations:
+            check_states(self, evaluation)
+
+    @property
+    def validation(self) -> EvalConfig:
+        """What each validation of RL runs: the `eval` section's, on the validation split, greedy and as sampled."""
+        train = self.train
+        changes = {"split": "validation", "episodes_per_task": train.validation_episodes}
+        return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
+
+
+def check_stepped(env: EnvConfig) -> None:
+    """
+    Raises:
+        ConfigError: nothing there answers an action.
+    """
+    if env.not_stepped:
+        raise ConfigError(env.not_stepped)
+
+
+def check_states(recipe: Recipe, evaluation: EvalConfig) -> None:
+    """Check that the initial states of an evaluation are there, and that no mode comes twice.
+
+    Raises:
+        ValueError: they are not.
+    """
+    evaluation.modes()
+    episode_specs(recipe.acting_env.env_spec(), evaluation)
+
+
+# --- what a command asks of a recipe, and makes of it -------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command[R: Recipe]:
+    """What a command asks of a recipe.
+
+    Attributes:
+        kind: of run that it is for. example: a shipped recipe that is one. looks: raise where something that the recipe
+            names is not there.
+    """
+
+    kind: type[R]
+    example: str = ""
+    looks: tuple[Callable[[R], object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Run[R: Recipe]:
+    """What is a kind of run's own; `vla_rl.cli.running.run` does the rest.
+
+    Attributes:
+        name: as it is typed behind `vla-rl`.
+        command: which recipes it takes.
+        start: runs it in its folder, resumed or not, saying what it does, and returns lines to print at its end.
+        datasets: `SECTION.FIELD`s of datasets that it reads; those of the Hub are taken by their commit.
+        free: patterns of options that may change where it is resumed, such as its length.
+        look: raises where something is amiss, before anything is written.
+        check_changes: see `open_run`.
+    """
+
+    name: str
+    command: Command[R]
+    start: Callable[[R, Path, bool, Callable[[str], None]], Sequence[str]]
+    datasets: Callable[[R], Sequence[str]] = lambda _: ()
+    free: tuple[str, ...] = ()
+    look: Callable[[R], object] = lambda _: None
+    check_changes: Callable[[R], Callable[[RunFolder, Changed], None] | None] = lambda _: None
+
+
+def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
+    """Refuse what would fail later, perhaps after hours; return the recipe, of the kind that the command runs.
+
+    Raises:
+        ConfigError: it is of a kind that the command cannot run, or something that it names is not there.
+    """
+    if not isinstance(recipe, command.kind):
+        wanted = command.kind.model_fields["run"].default
+        raise ConfigError(
+            f"run: got {recipe.run!r}, and this command is for recipes of run {wanted!r}; "
+            f"`vla-rl config {command.example}` is one"
+        )
+    for look in command.looks:
+        look(recipe)
+    return recipe
+
+
+ANY = Command(Recipe)
+TRAIN = Command(TrainRecipe, "tabletop_grpo", (TrainRecipe.check_inputs,))
+
+
+# --- from a file and the command line -----------------------------------------------------------
+
+
 def read_recipe(values: Mapping[str, Any]) -> Recipe:
     """Return the recipe of these values, of the kind of run that they name.
 
@@ -165,7 +413,7 @@ def read_recipe(values: Mapping[str, Any]) -> Recipe:
     """
     if "run" not in values:
         raise ConfigError(f"run: the recipe does not say what it is for; add one of: {', '.join(RUNS)}")
-    config_class: type[Any] = recipe_class(str(values["run"]))
+    config_class: type[Any] = resolve_kind("run", str(values["run"]))
     if unknown := sorted(values.keys() - config_class.model_fields.keys()):
         _check_sections(str(values["run"]), unknown)
     return validate(config_class, dict(values))
@@ -178,7 +426,7 @@ def _check_sections(own: str, unknown: Sequence[str]) -> None:
     """
     faults = []
     for name in unknown:
-        if kinds := [run for run in RUNS if name in recipe_class(run).model_fields]:
+        if kinds := [run for run in RUNS if name in resolve_kind("run", run).model_fields]:
             faults.append(
                 f"{name}: a recipe of run {own!r} has no such section; run {', '.join(kinds)} has. Leave it "
                 "out, or set run"

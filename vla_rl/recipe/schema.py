@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.config import BASES, KINDS, RUNS, ConfigError, recipe_class, resolve_kind
+from vla_rl.config import BASES, KINDS, RUNS, ConfigError, resolve_kind
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def recipe_schema() -> dict[str, Any]:
 
 def _schema_of(run: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """JSON schema of one kind of run's recipes; adds to the definitions."""
-    schema = recipe_class(run).model_json_schema()
+    schema = resolve_kind("run", run).model_json_schema()
     definitions |= schema.pop("$defs", {})
     properties = schema["properties"]
     for section in (name for name in KINDS if name in properties):

@@ -13,10 +13,9 @@ from rich.table import Table
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.bootstrap import Figure, figure, mean_bands
 from vla_rl.evaluation.outcomes import Calibration, calibration, outcome_figures
 from vla_rl.evaluation.signal import auc_figure, calibration_interval
-from vla_rl.evaluation.statistics import Interval, spearman
+from vla_rl.evaluation.statistics import Figure, Interval, figure, mean_bands, spearman
 from vla_rl.rewards.base import Judgement
 from vla_rl.rewards.fit import frame_logits, highest, progress_target
 from vla_rl.rewards.frames import RewardFrames

@@ -22,8 +22,8 @@ from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.instruction_embedding import FilmResidual, WordEmbedding
 from vla_rl.config import Config
 from vla_rl.data.source import resize
-from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.probability import SuccessProbability
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.rewards.base import Judgement, RewardModel
 from vla_rl.rewards.config import RewardNetworkConfig
 from vla_rl.types import EnvSpec, Observation

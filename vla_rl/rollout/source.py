@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -225,16 +225,17 @@ class LocalRolloutConfig(RolloutConfig):
         return LocalSource(env, plan.temperature)
 
 
+@dataclass
 class LocalSource:
     """Runs the episodes here, all of them by the policy as it is."""
+
+    env: VecEnv
+    temperature: float
+    _policy: Policy | None = field(default=None, init=False)
 
     staleness = 0
     num_under_way = 0
     dashboard = ""
-
-    def __init__(self, env: VecEnv, temperature: float) -> None:
-        self.env, self.temperature = env, temperature
-        self._policy: Policy | None = None
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `EpisodeSource.publish`."""

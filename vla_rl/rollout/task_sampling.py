@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
@@ -83,15 +83,6 @@ class SamplingConfig(Config):
         default=None, description="Those keyframes, as `vla-rl world-model keyframes` writes them; `loop` fills it in."
     )
 
-    @model_validator(mode="after")
-    def _states_come_back(self) -> Self:
-        if (self.kind, self.level, self.train_states) == ("vade", "state", None):
-            raise ValueError(
-                "level 'state' needs train_states: states must come back to be judged; set it to a number, or "
-                "level=task"
-            )
-        return self
-
     def build(self, tasks: Sequence[str], seed: int = 0, imagined: bool = False) -> TaskSampler:
         """Make the sampler of these tasks.
 
@@ -104,20 +95,33 @@ class SamplingConfig(Config):
             KeyframeError: the keyframes are missing or damaged, or not of these tasks.
         """
         samplers = {"vade": VadeSampler, "group_dro": GroupDroSampler, "uniform": TaskSampler}
-        return samplers[self.kind](self, tasks, seed, self._mined(tasks, imagined) if self.keyframe_share else ())
+        return samplers[self.kind](self, list(tasks), seed, self._mined(tasks, imagined) if self.keyframe_share else ())
 
-    def _mined(self, tasks: Sequence[str], imagined: bool) -> list[EpisodeSpec]:
-        """Return the episodes that begin at keyframes."""
+    def check_keyframes(self) -> None:
+        """
+        Raises:
+            ConfigError: groups are to begin at keyframes, and there are none.
+        """
         if self.keyframes is None:
             raise ConfigError(
                 f"sampling.keyframes: is null, but sampling.keyframe_share is {self.keyframe_share:g}; name the file "
                 "that `vla-rl world-model keyframes` wrote, or set sampling.keyframe_share=0"
             )
+        if not self.keyframes.is_file():
+            raise ConfigError(
+                f"sampling.keyframes: no file {self.keyframes}; `vla-rl world-model keyframes` writes one"
+            )
+
+    def _mined(self, tasks: Sequence[str], imagined: bool) -> list[EpisodeSpec]:
+        """Return the episodes that begin at keyframes."""
+        self.check_keyframes()
+        assert self.keyframes is not None, "checked"
         mined = KeyframeSet.load(self.keyframes).of_tasks(tasks)
         of = mined.recorded if imagined else mined.simulated
         return [of(number) for number in range(len(mined.keyframes))]
 
 
+@dataclass(eq=False)
 class TaskSampler:
     """Draws initial states of the train split, one for each group of episodes: every task equally often.
 
@@ -128,44 +132,50 @@ class TaskSampler:
             random order each time all have come.
     """
 
-    def __init__(
-        self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0, keyframes: Sequence[EpisodeSpec] = ()
-    ):
-        if not tasks or len(set(tasks)) != len(tasks):
-            raise ValueError(f"tasks: got {list(tasks)}, need at least one, each once")
-        self.config, self.tasks, self.seed, self.keyframes = config, list(tasks), seed, list(keyframes)
+    config: SamplingConfig
+    tasks: list[str]
+    seed: int = 0
+    keyframes: Sequence[EpisodeSpec] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"tasks: got {self.tasks}, need at least one, each once")
         self._num_groups = self._num_keyframes = self._num_drawn = self._num_perturbed = 0
         self._success: dict[str, float] = {}  # of the last rollout, by axis
         self._num_of_task = dict.fromkeys(self.tasks, 0)
 
     def draw(self, num_groups: int) -> list[EpisodeSpec]:
         """Return one spec for each group, split "train"; those at keyframes last."""
-        before, after = (int(self.config.keyframe_share * n) for n in (self._num_groups, self._num_groups + num_groups))
+        at_keyframes = self._num_at_keyframes(num_groups) if self.keyframes else 0
         self._num_groups += num_groups
-        at_keyframes = after - before if self.keyframes else 0
-        states = [self._perturbed(spec) for spec in self._draw_states(num_groups - at_keyframes)]
+        states = self._draw_states(num_groups - at_keyframes)
+        if self.config.perturb is not None:
+            states = [self._perturbed(spec, self.config.perturb.axes) for spec in states]
         return states + [self._next_keyframe() for _ in range(at_keyframes)]
+
+    def _num_at_keyframes(self, num_groups: int) -> int:
+        """Return how many of the next groups begin at keyframes: of all so far, `keyframe_share`."""
+        before, after = (int(self.config.keyframe_share * n) for n in (self._num_groups, self._num_groups + num_groups))
+        return after - before
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here."""
-        by_axis = defaultdict(list)
-        for episode in episodes:
-            if episode.spec.perturbation is not None and not episode.lost:
-                by_axis[_axis(episode.spec)].append(episode.success)
-        self._success = {axis: float(np.mean(outcomes)) for axis, outcomes in sorted(by_axis.items())}
+        if self.config.perturb is not None:
+            perturbed = [e for e in episodes if e.spec.perturbation is not None and not e.lost]
+            axes = sorted({_axis(e.spec) for e in perturbed})
+            self._success = {a: float(np.mean([e.success for e in perturbed if _axis(e.spec) == a])) for a in axes}
 
     def metrics(self) -> dict[str, float]:
         """Return what a run logs of the last rollout: success along each axis of `perturb`."""
         return {f"train/success/{axis}": rate for axis, rate in self._success.items()}
 
-    def _perturbed(self, spec: EpisodeSpec) -> EpisodeSpec:
+    def _perturbed(self, spec: EpisodeSpec, axes: tuple[str, ...]) -> EpisodeSpec:
         """Return the spec with the next perturbation: all axes in a new random order each time all have come."""
-        perturb = self.config.perturb
-        if perturb is None or spec.perturbation is not None:
+        if spec.perturbation is not None:
             return spec
-        lap, place = divmod(self._num_perturbed, len(perturb.axes))
-        order = np.random.default_rng([self.seed, _PERTURBATIONS, lap]).permutation(len(perturb.axes))
-        return self._along(spec, perturb.axes[order[place]])
+        lap, place = divmod(self._num_perturbed, len(axes))
+        order = np.random.default_rng([self.seed, _PERTURBATIONS, lap]).permutation(len(axes))
+        return self._along(spec, axes[order[place]])
 
     def _along(self, spec: EpisodeSpec, axis: str) -> EpisodeSpec:
         """Return the spec perturbed along this axis, at a level drawn."""
@@ -245,11 +255,9 @@ class VadeSampler(TaskSampler):
     paper's two-scale prior decay in purpose, not in formula.
     """
 
-    def __init__(
-        self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0, keyframes: Sequence[EpisodeSpec] = ()
-    ):
-        super().__init__(config, tasks, seed, keyframes)
-        states: list[int | None] = [None]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config, states = self.config, list[int | None]([None])
         if config.level == "state":
             assert config.train_states is not None, "sampling.level=state needs train_states"
             states = [config.first_state + i for i in range(config.train_states)]
@@ -315,11 +323,9 @@ class GroupDroSampler(TaskSampler):
     paper, a cell that was not drawn is updated too, by what is last known of it, and `dro_floor` of the draws are even.
     """
 
-    def __init__(
-        self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0, keyframes: Sequence[EpisodeSpec] = ()
-    ):
-        super().__init__(config, tasks, seed, keyframes)
-        axes = config.perturb.axes if config.perturb else (CLEAN,)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        axes = self.config.perturb.axes if self.config.perturb else (CLEAN,)
         self._cells = [(task, axis) for task in self.tasks for axis in axes]
         self._weights = np.full(len(self._cells), 1 / len(self._cells))
         self._losses = np.ones(len(self._cells))

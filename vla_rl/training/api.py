@@ -24,8 +24,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import TRAIN, check
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.recipe import TRAIN, Recipe, check, load_recipe
 from vla_rl.training.train import train as run_training
 
 __all__ = ["Recipe", "evaluate", "load_policy", "load_recipe", "make_env", "train"]

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
 from vla_rl.data.config import AugmentConfig, Datasets
@@ -50,14 +41,6 @@ class OptimizedConfig(Config):
     """What is trained by an optimizer, whose options are the section `optim`."""
 
     optim: OptimConfig = OptimConfig()
-
-    @field_validator("optim", mode="before")
-    @classmethod
-    def _keep_other_defaults(cls, given: object) -> object:
-        """Options that are not given are those of this class's default, not of `OptimConfig`'s."""
-        if isinstance(given, OptimConfig):
-            given = given.model_dump(exclude_unset=True)
-        return {**cls.model_fields["optim"].default.model_dump(), **given} if isinstance(given, Mapping) else given
 
     def with_optim(self, **changes: object) -> Self:
         """A copy with some options of the optimizer changed."""
@@ -152,9 +135,3 @@ class TrainConfig(Config):
     evaluate: Literal["before_and_after", "after", "never"] = Field(
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
-
-    @model_validator(mode="after")
-    def _best_is_validated(self) -> Self:
-        if self.keep == "best" and not self.validate_every:
-            raise ValueError("keep 'best' needs validate_every above 0, which finds it; or set keep=last")
-        return self

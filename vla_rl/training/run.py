@@ -22,9 +22,8 @@ from vla_rl.algorithms.stale import EarlierRollouts
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.distributed.process_group import current, resolve_device
 from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
-from vla_rl.common.progress import Progress, Stopwatch, episode_progress
+from vla_rl.common.progress import Progress, RunSteps, Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.run_status import RunSteps
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.evaluation.report.report import write_report
@@ -32,14 +31,14 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import ImaginedEnv, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan, own_state, with_steps_after_success
 from vla_rl.rollout.success import TRUE_SUCCESS, reward_metrics, rollout_metrics, success_metrics
 from vla_rl.rollout.task_sampling import groups_to_resample
+from vla_rl.training.bc_trainer import ContinueBC, Demonstrations
 from vla_rl.training.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.training.config import TrainConfig
-from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.metrics import MetricLogger, SilentLogger
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.common.next_command import next_command
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.evaluation.verdict import outcome
+from vla_rl.recipe.recipe import TRAIN, Run, TrainRecipe
+from vla_rl.training.run import TrainingRun
 
 
 def train(
@@ -24,8 +26,6 @@ def train(
         ValueError: the recipe has no algo section, or its policy never succeeds (nothing to learn from).
         TrainingDivergedError: NaN or infinite losses, gradients or weights; the last good policy is in last_good/.
     """
-    from vla_rl.training.run import TrainingRun
-
     cfg = recipe.train
     with TrainingRun(recipe, folder, resume) as run:
         if run.iteration == 0 and cfg.evaluate == "before_and_after":
@@ -49,3 +49,18 @@ def train(
             run.evaluate("final", policy)
         run.report()
     return policy
+
+
+def _start(recipe: TrainRecipe, folder: Path, resume: bool, _: Callable[[str], None]) -> list[str]:
+    train(recipe, folder, resume)
+    controls = next_command("sweep", RunFolder(folder).config, "--controls", 3, what="was it RL that did it")
+    return [*outcome(folder), controls]
+
+
+RUN = Run(
+    "train",
+    TRAIN,
+    _start,
+    datasets=lambda recipe: ("sft.datasets",) if recipe.needs_demonstrations else (),
+    free=("train.iterations",),
+)

@@ -6,11 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.recipe.checks import Run
+    from vla_rl.recipe.recipe import Run
 
-# Where the work is of each kind of run that trains a policy.
+# Where the work is of each kind of run that trains a policy otherwise than by RL.
 TRAINING = {
-    "train": "vla_rl.workflows.post_train",
     "sft": "vla_rl.workflows.collect",
     "offline": "vla_rl.workflows.offline",
     "online": "vla_rl.workflows.online",

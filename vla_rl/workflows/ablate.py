@@ -23,11 +23,11 @@ from rich.table import Table
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
-from vla_rl.data.dataset_check import check_datasets
+from vla_rl.data.hub import check_datasets
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import SEEDS_ALIKE, Interval, summarize_seeds
-from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.workflows.jobs import FINAL, Cluster, job, run_jobs
 
 ARMS = ("none", "shuffled_rewards", "continue_bc")

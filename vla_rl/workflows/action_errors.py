@@ -10,10 +10,9 @@ from vla_rl.common.distributed.process_group import current
 from vla_rl.common.run_folder import RunFolder, command_line
 from vla_rl.config import ConfigError, read_yaml
 from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.evaluation.recorded import ActionErrors, action_errors, predict
-from vla_rl.evaluation.recorded_page import write_page
-from vla_rl.recipe.checks import EVAL, check, held_out_of
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.evaluation.recorded import ActionErrors, action_errors, predict, write_page
+from vla_rl.recipe.checks import EVAL, held_out_of
+from vla_rl.recipe.recipe import Recipe, check
 from vla_rl.training.bc_trainer import open_bc_dataset
 from vla_rl.training.config import SFTConfig
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path

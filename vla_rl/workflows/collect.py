@@ -10,8 +10,8 @@ from vla_rl.common.distributed.process_group import current
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.recipe.checks import SFT, Run, check, demonstrations_of
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.checks import SFT, demonstrations_of
+from vla_rl.recipe.recipe import Recipe, Run, check
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.training.bc_loop import train_bc
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint

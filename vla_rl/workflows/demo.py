@@ -13,8 +13,8 @@ from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.checks import FIT, LOOP, PLAN, check
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.checks import FIT, LOOP, PLAN
+from vla_rl.recipe.recipe import Recipe, check, load_recipe
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.ablate import LABELS
 from vla_rl.workflows.collect import clone, collect

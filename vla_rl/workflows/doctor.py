@@ -23,7 +23,7 @@ from vla_rl.common.checks import Check
 from vla_rl.common.distributed import process_group
 from vla_rl.common.next_command import STARTED_BY
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
-from vla_rl.data.dataset_check import is_dataset
+from vla_rl.data.hub import is_dataset
 from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0
@@ -373,7 +373,7 @@ def check_policy(path: str) -> Check:
 def check_dataset(path: str, needed: bool) -> Check:
     """One of `sft.datasets`; not needed where RL learns without it, or where the recipe itself collects it."""
     from vla_rl.common.hub import parse_name
-    from vla_rl.data.dataset_check import how_to_get, is_dataset
+    from vla_rl.data.hub import how_to_get, is_dataset
 
     if is_dataset(path):
         return Check("dataset", "ok", path, needed=needed)

@@ -19,7 +19,8 @@ from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, policy_hash
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
-from vla_rl.recipe.checks import FAILURE, Run
+from vla_rl.recipe.checks import FAILURE
+from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import FailureRecipe
 from vla_rl.rollout.runner import derived_seed, evaluation_mode, run_episodes
 from vla_rl.workflows.recipe_parts import build_policy

@@ -32,14 +32,16 @@ from vla_rl.algorithms.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.report.report import write_report
-from vla_rl.recipe.checks import HIL, Run, check
+from vla_rl.evaluation.verdict import outcome
+from vla_rl.recipe.checks import HIL
+from vla_rl.recipe.recipe import Run, check
 from vla_rl.recipe.runs import HilRecipe
 from vla_rl.rewards.base import judge_episodes, judged_steps
 from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fresh_figures, judged
 
 AT_ONCE = 100  # Updates from one look for new episodes to the next.

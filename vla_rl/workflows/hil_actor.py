@@ -20,16 +20,16 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.recipe.checks import HIL, check
-from vla_rl.recipe.hil_config import PracticeConfig
-from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.checks import HIL
+from vla_rl.recipe.recipe import check, load_recipe
 from vla_rl.recipe.runs import HilRecipe
+from vla_rl.recipe.sections import PracticeConfig
 from vla_rl.rollout.practice import Practice, PracticeEnv
 from vla_rl.rollout.runner import RunningEpisode, derived_seed
 from vla_rl.types import EnvSpec
+from vla_rl.workflows.rac import longer, operator_options
 from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
-from vla_rl.workflows.scripted_person import longer, operator_options
 
 PUBLISHED, RECORDING = "published", "episodes"
 

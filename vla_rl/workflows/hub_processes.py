@@ -29,8 +29,10 @@ from vla_rl.common.child_process import end_child, start_child
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.recipe.checks import HUB, Run
-from vla_rl.recipe.runs import HubProcesses, HubRecipe
+from vla_rl.recipe.checks import HUB
+from vla_rl.recipe.recipe import Run
+from vla_rl.recipe.runs import HubRecipe
+from vla_rl.recipe.sections import HubProcesses
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.hub_study import Show, detector_folder
 

@@ -10,18 +10,19 @@ from typing import Any
 from vla_rl.algorithms.offpolicy.features import FeatureCache
 from vla_rl.algorithms.offpolicy.offline import LoggedRun
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.data.dataset_check import check_datasets
+from vla_rl.data.hub import check_datasets
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.report.report import write_report
-from vla_rl.recipe.checks import OFFLINE, Run, check, demonstrations_of
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.evaluation.verdict import outcome
+from vla_rl.recipe.checks import OFFLINE, demonstrations_of
+from vla_rl.recipe.recipe import Recipe, Run, check
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
 from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.evaluate_policy import evaluate
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome, policy_path
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
 
 BASE, FINAL = "base", "final"
 

@@ -15,13 +15,15 @@ from vla_rl.algorithms.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.report.report import write_report
+from vla_rl.evaluation.verdict import outcome
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.recipe.checks import ONLINE, Run, check
+from vla_rl.recipe.checks import ONLINE
+from vla_rl.recipe.recipe import Run, check
 from vla_rl.recipe.runs import OnlineRecipe
 from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, outcome
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import (  # fmt: skip
     COLLECT,
     SHUFFLE,

@@ -18,27 +18,66 @@ from typing import Any, get_args
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.recording_folder import discard
-from real_robot.operator.sim_interventions import run_interventions
+from real_robot.operator.sim_interventions import OperatorOptions, run_interventions
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, Frames
-from vla_rl.data.masks import frames_in
+from vla_rl.data.selection import frames_in
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.interfaces import Policy
+from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import RAC, Run
-from vla_rl.recipe.rac_config import RacConfig, RacControl
+from vla_rl.recipe.checks import RAC
+from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import RacRecipe
+from vla_rl.recipe.sections import RacConfig, RacControl, ScriptedPersonConfig
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
-from vla_rl.workflows.scripted_person import longer, operator_options
+
+
+def operator_options(
+    config: ScriptedPersonConfig, demonstrate: bool = False, budget: int | None = None
+) -> OperatorOptions:
+    """How the scripted person works; `budget`: interventions that it still gives."""
+    return OperatorOptions(
+        alarm=config.alarm,
+        patience=config.patience,
+        alarm_fraction=config.alarm_fraction,
+        demonstrate=demonstrate,
+        temperature=config.temperature,
+        budget=budget,
+    )
+
+
+def longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
+    """The environment with horizons that leave the person `steps` control steps.
+
+    Args:
+        horizons: the environment's own, task -> control steps.
+
+    Raises:
+        ConfigError: it has no such option, or its simulator ends episodes before.
+    """
+    options, lengths = type(env).model_fields, set(horizons.values())
+    if "horizons" in options:
+        changes: dict[str, object] = {"horizons": {task: horizon + steps for task, horizon in horizons.items()}}
+    elif "horizon" in options and len(lengths) == 1:
+        changes = {"horizon": lengths.pop() + steps}
+    else:
+        raise ConfigError(f"env: {env.kind} has no option horizon or horizons, so there is no room for a person")
+    try:
+        return validate(type(env), env.model_dump() | changes, "env")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} The person has {steps} control steps beyond the policy's horizon; lower that, or operator_steps."
+        ) from None
+
 
 RESULTS, TABLE = "rac.json", "rac.md"
 Show = Callable[[str], None]

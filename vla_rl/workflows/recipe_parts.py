@@ -10,19 +10,13 @@ from typing import cast
 import torch
 
 from vla_rl.common.distributed.process_group import resolve_device
-from vla_rl.common.next_command import next_command
-from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, read_yaml
-from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.verdict import verdict
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.types import EnvSpec
-from vla_rl.workflows.jobs import BASE, FINAL
 from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
 
@@ -86,17 +80,6 @@ def world_model_section(recipe: FitRecipe) -> FitConfig:
     if not isinstance(section, FitConfig):
         raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
     return section
-
-
-def outcome(folder: Path) -> list[str]:
-    """Return a training run's last lines: whether its policy got better, where it lies, and what to type next."""
-    run, lines = RunFolder(folder), []
-    before, after = run.evaluation(BASE), run.evaluation(FINAL)
-    if before.is_file() and after.is_file():
-        compared = compare(Evaluation.load(before), Evaluation.load(after))
-        lines = [verdict(compared.result(mode)).text("the policy") for mode in compared.modes]
-    on_robot = next_command("serve", folder, what="for a robot")
-    return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]
 
 
 def policy_path(recipe: Recipe) -> Path | None:

@@ -9,8 +9,9 @@ from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.next_command import next_command
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
-from vla_rl.data.dataset_check import check_datasets
-from vla_rl.recipe.checks import REWARD, Run
+from vla_rl.data.hub import check_datasets
+from vla_rl.recipe.checks import REWARD
+from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import RewardRecipe
 from vla_rl.rewards.fit import data_needs, fit_reward
 from vla_rl.rewards.frames import RewardFrames, open_frames

@@ -13,10 +13,9 @@ import numpy as np
 from pydantic import FiniteFloat
 
 from vla_rl.config import Config
-from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import outcome_figures, rate_figure
 from vla_rl.evaluation.probability import SuccessProbability, fit_probability
-from vla_rl.evaluation.statistics import clustered_wilson_interval
+from vla_rl.evaluation.statistics import Figure, clustered_wilson_interval
 from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 
 GET_MORE = (

@@ -16,8 +16,8 @@ import numpy as np
 from torch import nn
 
 from vla_rl.config import Config
-from vla_rl.evaluation.bootstrap import Figure, figure
 from vla_rl.evaluation.signal import auc, auc_draws, auc_figure, interval_of
+from vla_rl.evaluation.statistics import Figure, figure
 from world_model.fit.replay import replay_logits
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import LoggedEpisode

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.statistics import Figure
 from world_model.trust.figures import MAX_AUC_FRAMES, figure_info
 
 

@@ -6,7 +6,7 @@ import difflib
 import math
 from typing import Literal, NamedTuple
 
-from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.statistics import Figure
 
 Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number", "mm"]
 

@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from vla_rl.evaluation.bootstrap import NO_INTERVAL, Figure, figure, ratio_interval
 from vla_rl.evaluation.outcomes import Calibration, calibration, majority_guess, outcome_figures, rate_figure
 from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_correlation
-from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.statistics import NO_INTERVAL, Figure, Interval, figure, ratio_interval
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import ActionReader
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
-from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import rate_figure
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.types import Episode
 from world_model.config import ImaginationConfig
 from world_model.model.world_model import load_world_model

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
-from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.outcomes import Calibration
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.interfaces import Admission, TrustClip, TrustError, Verdict
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
 from world_model.trust.figures import MAX_AUC_FRAMES, bound_as_text, figure_info, with_evidence

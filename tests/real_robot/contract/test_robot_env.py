@@ -18,8 +18,8 @@ from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.source import grippers_of
 from vla_rl.data.statistics import compute_statistics
-from vla_rl.recipe.checks import HIL, check
-from vla_rl.recipe.recipe import load_recipe, read_recipe
+from vla_rl.recipe.checks import HIL
+from vla_rl.recipe.recipe import check, load_recipe, read_recipe
 
 
 @pytest.fixture(scope="module")

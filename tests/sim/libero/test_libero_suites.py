@@ -18,7 +18,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows.suites import suite_recipes
+from vla_rl.workflows.evaluate_policy import suite_recipes
 
 OPTIONS = ('env.tasks=["0"]', "env.image_size=64", "env.num_envs=1", "env.num_workers=0")
 FEW = ("eval.split=eval", "eval.episodes_per_task=1", "eval.temperatures=[0]", "eval.videos=0", "env.horizon=8")

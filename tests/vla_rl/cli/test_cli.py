@@ -207,7 +207,7 @@ def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> None:
         raise AssertionError("an invariant")
 
-    monkeypatch.setattr("vla_rl.workflows.post_train.train", broken)
+    monkeypatch.setattr("vla_rl.training.train.train", broken)
     result = run("train", str(recipe), "--output", str(recipe.parent / "run"))
     assert isinstance(result.exception, AssertionError)
 
@@ -235,7 +235,7 @@ def test_ctrl_c_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vla_rl.workflows.post_train.train", interrupted)
+    monkeypatch.setattr("vla_rl.training.train.train", interrupted)
     folder = recipe.parent / "my run"
     result = run("train", str(recipe), "seed=3", "--output", str(folder))
     assert result.exit_code == 130
@@ -247,7 +247,7 @@ def test_a_full_disk_is_said_and_how_to_go_on(recipe: Path, monkeypatch: pytest.
     def full(recipe: object, folder: Path, resume: bool) -> None:
         raise disk_full(folder, "checkpoint")
 
-    monkeypatch.setattr("vla_rl.workflows.post_train.train", full)
+    monkeypatch.setattr("vla_rl.training.train.train", full)
     result = run("train", str(recipe), "-o", str(recipe.parent / "run"))
     assert result.exit_code == 2 and "disk full while writing the checkpoint" in result.stderr
     assert result.stderr.endswith(f"To resume the run:\n  vla-rl train --resume --output {recipe.parent / 'run'}\n")
@@ -265,7 +265,7 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
         (folder / "policy").mkdir(exist_ok=True)
         return folder / "policy"
 
-    monkeypatch.setattr("vla_rl.workflows.post_train.train", fake)
+    monkeypatch.setattr("vla_rl.training.train.train", fake)
     folder = recipe.parent / "run"
     first = run("train", str(recipe), "seed=7", "-o", str(folder))
     assert first.exit_code == 0 and str(folder / "policy") in first.output

@@ -14,8 +14,8 @@ import pytest
 
 from vla_rl.common import run_folder as run
 from vla_rl.common.pretrained import how_to_make
+from vla_rl.common.progress import write_status
 from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes
-from vla_rl.common.run_status import write_status
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 from vla_rl.evaluation.report.report import change_texts
 

@@ -19,7 +19,7 @@ from vla_rl.data import cache as cache_module
 from vla_rl.data import recorded
 from vla_rl.data import source as source_module
 from vla_rl.data.dataset import NOTES_FILE, OBSERVED_EVERY, BCDataset, DataNeeds
-from vla_rl.data.dataset_check import check_datasets
+from vla_rl.data.hub import check_datasets
 from vla_rl.data.importing import demonstration, write_episodes
 from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.source import LeRobotSource

@@ -19,7 +19,7 @@ from vla_rl.cli.app import app
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.hdf5 import MAX_STEPS, layout_of
-from vla_rl.data.robomimic_hdf5 import RobomimicOptions, import_robomimic
+from vla_rl.data.lab_hdf5 import RobomimicOptions, import_robomimic
 from vla_rl.data.source import LeRobotSource
 
 

@@ -23,7 +23,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import TRAIN, check
+from vla_rl.recipe.recipe import TRAIN, check
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.types import Keyframe

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.evaluation.sequential import (
+from vla_rl.evaluation.sequential_compare import (
     PairedSequentialTest,
     difference_confidence_sequence,
     difference_e_value,

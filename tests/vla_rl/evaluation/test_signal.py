@@ -23,7 +23,7 @@ def test_a_resample_of_auc_is_the_auc_of_what_was_drawn() -> None:
     rng = np.random.default_rng(0)
     groups, real = np.repeat(np.arange(6), 3), rng.random(18) < 0.5
     score = np.round(rng.random(18) + real, 1)
-    from vla_rl.evaluation.bootstrap import resampled_counts
+    from vla_rl.evaluation.statistics import resampled_counts
 
     draws = auc_draws(score, real, groups)
     for row in (0, 7, 99):

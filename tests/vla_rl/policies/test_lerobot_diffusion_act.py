@@ -10,8 +10,7 @@ import torch
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.lerobot.config import LeRobotConfig
-from vla_rl.policies.lerobot.inspect import describe
+from vla_rl.policies.lerobot.config import LeRobotConfig, describe
 from vla_rl.policies.load import load_policy
 
 SPEC = fake_env_spec()

@@ -15,8 +15,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.lerobot.config import LeRobotConfig
-from vla_rl.policies.lerobot.inspect import describe
+from vla_rl.policies.lerobot.config import LeRobotConfig, describe
 from vla_rl.policies.lerobot.options import FLOW_TYPES
 from vla_rl.policies.lerobot.tiny import tiny_pi
 from vla_rl.policies.load import load_policy

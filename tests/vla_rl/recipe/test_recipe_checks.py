@@ -15,8 +15,8 @@ from sim.dummy import DummyConfig
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.checks import COLLECT, EVAL, FIT, LOOP, STUDY, TRAIN, check
-from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.checks import COLLECT, EVAL, FIT, LOOP, STUDY
+from vla_rl.recipe.recipe import TRAIN, check, load_recipe
 from vla_rl.recipe.runs import OfflineRecipe
 
 MEASURED = "train.evaluate=before_and_after"

@@ -14,8 +14,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.options import LoraOptions
-from vla_rl.rollout.halves import HalvesRunner
-from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, collect, evaluation_mode
+from vla_rl.rollout.runner import EpisodeRunner, HalvesRunner, RunningEpisode, collect, evaluation_mode
 from vla_rl.types import EpisodeSpec, Observation
 
 TASK = "reach_red"

@@ -15,8 +15,7 @@ from sim.dummy import DummyConfig
 from sim.vector.processes import ProcessVecEnv
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.rollout.halves import HalvesRunner
-from vla_rl.rollout.runner import collect, run_episodes
+from vla_rl.rollout.runner import HalvesRunner, collect, run_episodes
 from vla_rl.rollout.source import LaterEnv
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 

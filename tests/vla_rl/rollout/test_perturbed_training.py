@@ -11,7 +11,7 @@ import pytest
 from test_task_sampling import outcomes
 
 from sim.tabletop import TabletopConfig
-from vla_rl.common.distributed.outcomes import _episode, _outline
+from vla_rl.common.distributed.launched import _episode, _outline
 from vla_rl.config import ConfigError, validate
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.task_sampling import GroupDroSampler, SamplingConfig

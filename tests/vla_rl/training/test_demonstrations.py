@@ -11,9 +11,8 @@ from tiny_run import make_recipe, metrics, save_policy, save_small_policy, small
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
-from vla_rl.training.bc_trainer import BCTrainer
+from vla_rl.training.bc_trainer import BCTrainer, ContinueBC, Demonstrations
 from vla_rl.training.checkpoint import load_checkpoint
-from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset

@@ -11,9 +11,9 @@ from tiny_run import save_small_policy, small_recipe
 from typer.testing import CliRunner
 
 from vla_rl.cli import app as cli
-from vla_rl.common import run_status
+from vla_rl.common import progress
+from vla_rl.common.progress import read_status
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.common.run_status import read_status
 from vla_rl.rollout.source import LocalSource
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
@@ -30,8 +30,8 @@ def policy(tmp_path_factory) -> Path:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each iteration's page is written, however long that takes."""
-    monkeypatch.setattr(run_status, "_PAGE_SECONDS", 0.0)
-    monkeypatch.setattr(run_status, "_PAGE_SHARE", 1e9)
+    monkeypatch.setattr(progress, "_PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_PAGE_SHARE", 1e9)
 
 
 def report_of(folder: Path) -> str:

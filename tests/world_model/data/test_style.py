@@ -11,8 +11,20 @@ from sim.tabletop import TabletopConfig
 from sim.tabletop.env import TabletopEnv
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
-from world_model.data.colors import NAMES, color_name, from_hsv, named_colors, to_hsv
-from world_model.data.style import AT_ONCE, CLEAR, Palette, Style, draw_style, neighbor, restyle
+from world_model.data.style import (
+    AT_ONCE,
+    CLEAR,
+    NAMES,
+    Palette,
+    Style,
+    color_name,
+    draw_style,
+    from_hsv,
+    named_colors,
+    neighbor,
+    restyle,
+    to_hsv,
+)
 from world_model.stage_config import StyleConfig
 
 CAMERAS = ("agentview", "wrist")

@@ -19,8 +19,7 @@ from vla_rl.data.structure import open_structure
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples, open_latents
-from world_model.data.style_sheet import write_style_sheet
-from world_model.data.styled import Restyler, StyledFrames, StyledImages, restylers, with_styles
+from world_model.data.styled import Restyler, StyledFrames, StyledImages, restylers, with_styles, write_style_sheet
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept

@@ -16,7 +16,7 @@ from toy import METADATA, start_position, through_a_file, toy_env_spec
 
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
-from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.types import EpisodeSpec, Keyframe, Observation
 from vla_rl.workflows.imagination.measure_trust import imagined_env
 from world_model.config import ImaginationConfig

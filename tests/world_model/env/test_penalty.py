@@ -13,7 +13,7 @@ from test_planning import Wanderer, observed, planner
 from toy import SIZE, ToyInitialFrames, push, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
-from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.success import success_metrics

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from block_toy import episodes
 
-from vla_rl.evaluation.bootstrap import Figure, mean_bands, ratio_interval
 from vla_rl.evaluation.outcomes import calibration, informedness_figure, outcome_figures
-from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.evaluation.statistics import Figure, mean_bands, ratio_interval, wilson_interval
 from world_model.trust.figures import FIGURES, GROUPS, as_text, bound_as_text, evidence, figure_info
 from world_model.trust.measures.actions import other_actions, partners
 from world_model.trust.measures.metrics import drift_curve, psnr, ssim

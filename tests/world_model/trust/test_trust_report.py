@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from block_toy import BlockWorldModel, episodes
 
-from vla_rl.evaluation.bootstrap import Figure
+from vla_rl.evaluation.statistics import Figure
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig, TrustConfig
 from world_model.trust.measure import Measured, measure
 from world_model.trust.page.page import save_trust, write_page

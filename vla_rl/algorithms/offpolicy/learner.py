@@ -11,8 +11,7 @@ import torch
 
 from vla_rl.algorithms.offpolicy.config import OnlineConfig, ReplayLearningConfig, online_training
 from vla_rl.algorithms.offpolicy.critic import SUBSET, critic_loss
-from vla_rl.algorithms.offpolicy.edits import EditPolicy
-from vla_rl.algorithms.offpolicy.networks import CriticNetworks, q_logits
+from vla_rl.algorithms.offpolicy.networks import CriticNetworks, EditPolicy, q_logits
 from vla_rl.algorithms.offpolicy.noise import NoiseLearner
 from vla_rl.algorithms.offpolicy.replay import ReplayBatch
 from vla_rl.algorithms.offpolicy.transitions import Transitions

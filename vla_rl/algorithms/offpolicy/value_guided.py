@@ -18,8 +18,7 @@ from torch import nn
 
 from vla_rl.algorithms.offpolicy.candidates import embed_and_draw
 from vla_rl.algorithms.offpolicy.config import ChooseBy
-from vla_rl.algorithms.offpolicy.edits import EditPolicy
-from vla_rl.algorithms.offpolicy.networks import CriticNetworks
+from vla_rl.algorithms.offpolicy.networks import CriticNetworks, EditPolicy
 from vla_rl.common.row_noise import RowGenerator, by_row
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies.base import CONFIG_FILE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,13 +15,48 @@ import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.device_mesh import init_device_mesh
 
-from vla_rl.common.distributed import fsdp, outcomes, parts
+from vla_rl.common.distributed import fsdp, parts
 from vla_rl.common.distributed.config import DistributedConfig
 from vla_rl.common.distributed.process_group import ProcessGroup, Strategy, entered, num_launched, resolve_device
 from vla_rl.common.distributed.process_watch import Watch
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
-from vla_rl.types import Episode
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
+
+
+def _outline(episode: Episode) -> dict[str, Any]:
+    """What statistics need of an episode, JSON-able: all but its pixels and actions."""
+    spec = episode.spec
+    names = ("task", "split", "index", "instruction", "perturbation")
+    return {
+        "spec": {name: getattr(spec, name) for name in names},
+        "keyframe": None if spec.keyframe is None else {"env": spec.keyframe.env, "step": spec.keyframe.step},
+        "arrays": {n: getattr(episode, n).tolist() for n in ("reward", "terminated", "truncated", "num_steps")},
+        "success": bool(episode.success),
+        "group": int(episode.group),
+        "lost": bool(episode.lost),
+        "info": {name: np.asarray(values).tolist() for name, values in episode.info.items()},
+    }
+
+
+def _episode(values: Mapping[str, Any]) -> Episode:
+    task, arrays = values["spec"]["task"], values["arrays"]
+    keyframe = None if values["keyframe"] is None else Keyframe(task=task, arrays={}, **values["keyframe"])
+    nothing = Observation(images={}, state=np.zeros((0, 0), np.float32), instruction=[])
+    return Episode(
+        spec=EpisodeSpec(**values["spec"], keyframe=keyframe),
+        obs=nothing,
+        chunks=ActionChunk(np.zeros((0, 0, 0), np.float32)),
+        reward=np.array(arrays["reward"], np.float32),
+        terminated=np.array(arrays["terminated"], bool),
+        truncated=np.array(arrays["truncated"], bool),
+        num_steps=np.array(arrays["num_steps"], np.int64),
+        success=values["success"],
+        final_obs=nothing,
+        group=values["group"],
+        lost=values["lost"],
+        info={name: np.array(row) for name, row in values["info"].items()},
+    )
 
 
 class Launchable(Protocol):
@@ -78,7 +113,7 @@ class LaunchedGroup(ProcessGroup):
         return self.gather(call() if self.is_main else None)[0]
 
     def gather_outcomes(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return outcomes.gather(self, episodes)
+        return [_episode(values) for part in self.gather([_outline(e) for e in episodes]) for values in part]
 
     def wait(self, patient: bool = False) -> None:
         if self.watch is not None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from vla_rl.common.progress import RunStatus, read_status
 from vla_rl.common.run_folder import RunFolder, command_of, read_metrics
-from vla_rl.common.run_status import RunStatus, read_status
 from vla_rl.config import ConfigError, Loader
 from vla_rl.evaluation.compare import Comparison, compare
 from vla_rl.evaluation.results import Evaluation, EvaluationError

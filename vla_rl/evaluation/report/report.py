@@ -35,11 +35,20 @@ from vla_rl.evaluation.report.charts import (
     line_chart,
     page_template,
 )
-from vla_rl.evaluation.report.doubts import broken_trust, falls, links, perturbed, perturbed_clips, protocol
-from vla_rl.evaluation.report.imagination import imagination, rounds
 from vla_rl.evaluation.report.read import Run, control_of, read_run
+from vla_rl.evaluation.report.sections import (
+    broken_trust,
+    falls,
+    imagination,
+    links,
+    perturbed,
+    perturbed_clips,
+    protocol,
+    rounds,
+    suite_charts,
+    suite_headline,
+)
 from vla_rl.evaluation.report.status import progress_lines, timing
-from vla_rl.evaluation.report.suites import suite_charts, suite_headline
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.evaluation.video import embedded

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vla_rl.common.progress import read_status
 from vla_rl.common.run_folder import RunFolder, read_metrics
-from vla_rl.common.run_status import read_status
 from vla_rl.evaluation.report.charts import stacked_bar
 from vla_rl.evaluation.results import unfinished
 

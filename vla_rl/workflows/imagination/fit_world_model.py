@@ -13,7 +13,8 @@ from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.recipe.checks import FIT, Run
+from vla_rl.recipe.checks import FIT
+from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import FitRecipe
 from vla_rl.training.metrics import MetricLogger
 from vla_rl.workflows.collect import collect

@@ -30,7 +30,7 @@ from vla_rl.workflows.recipe_parts import (
 )
 from world_model.data.episodes import open_episodes
 from world_model.data.keyframes import mine_keyframes as mine
-from world_model.data.style_sheet import write_style_sheet
+from world_model.data.styled import write_style_sheet
 from world_model.env.config import WorldModelEnvConfig
 from world_model.trust.evaluate import PolicySuccess, measure_trust
 

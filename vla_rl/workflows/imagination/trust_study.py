@@ -22,8 +22,8 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.checks import STUDY, check
-from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.checks import STUDY
+from vla_rl.recipe.recipe import check, load_recipe
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.jobs import Cluster, job, run_jobs
 from vla_rl.workflows.loop.closed_loop import collect_real

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import failures_needed
-from vla_rl.recipe.checks import LOOP, check
+from vla_rl.recipe.checks import LOOP
+from vla_rl.recipe.recipe import check
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
 from vla_rl.workflows.recipe_parts import imagining, world_model_section

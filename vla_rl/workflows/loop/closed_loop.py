@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.progress import write_status
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.run_status import write_status
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
+from vla_rl.evaluation.verdict import outcome
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.checks import LOOP, Run
+from vla_rl.recipe.checks import LOOP
+from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import with_steps_after_success
@@ -43,7 +45,7 @@ from vla_rl.workflows.loop.rounds import (
     learned_from,
     rounds_table,
 )
-from vla_rl.workflows.recipe_parts import imagining, outcome, world_model_section
+from vla_rl.workflows.recipe_parts import imagining, world_model_section
 from world_model.imagination.reward import branch_steps, check_reward
 from world_model.model.world_model import load_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE

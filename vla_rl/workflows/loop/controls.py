@@ -15,7 +15,8 @@ from vla_rl.config import dump_yaml
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.runs import LoopRecipe, TrainRecipe
+from vla_rl.recipe.recipe import TrainRecipe
+from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.training.run import run_steps
 from vla_rl.training.train import train
 from vla_rl.workflows.ablate import summarize

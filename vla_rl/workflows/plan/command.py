@@ -11,7 +11,7 @@ from typing import Any, cast
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.options import PRESETS, OpenVLAOptions
-from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.training.memory import counted_device, sizes_of, skeleton
 from vla_rl.training.published_sizes import OPENVLA_7B
 from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL

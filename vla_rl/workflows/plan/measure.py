@@ -15,7 +15,7 @@ from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.recipe.runs import TrainRecipe
+from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.rollout.runner import collect, evaluation_mode
 from vla_rl.types import Episode, Observation
 from vla_rl.workflows.plan.costs import ON_CPU, Curve

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from vla_rl.config import Config, Number
-from vla_rl.evaluation.bootstrap import mean_bands
+from vla_rl.evaluation.statistics import mean_bands
 
 # An error below one gray level: what is equal to the eye must not rule a mean.
 MAX_PSNR = 50.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vla_rl.evaluation.bootstrap import Figure, figure, ratio_interval
+from vla_rl.evaluation.statistics import Figure, figure, ratio_interval
 from world_model.trust.figures import MAX_OBJECT_FRAMES
 from world_model.trust.measures.open_loop import Noise, imagine
 from world_model.trust.types import KnowsObjects, WorldModel

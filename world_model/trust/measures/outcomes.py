@@ -12,9 +12,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.config import Config
-from vla_rl.evaluation.bootstrap import NO_INTERVAL, SMALLEST, Figure, figure, mean_bands, resampled_counts
 from vla_rl.evaluation.outcomes import difference_figure, informedness_figure, majority_guess, rate_figure
-from vla_rl.evaluation.statistics import Interval, pearson, spearman
+from vla_rl.evaluation.statistics import (
+    NO_INTERVAL,
+    SMALLEST,
+    Figure,
+    Interval,
+    figure,
+    mean_bands,
+    pearson,
+    resampled_counts,
+    spearman,
+)
 from world_model.trust.measures.open_loop import Replay
 from world_model.trust.types import PolicyOutcomes
 

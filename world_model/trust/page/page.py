@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.bootstrap import Figure
 from vla_rl.evaluation.report.charts import page_template
+from vla_rl.evaluation.statistics import Figure
 from vla_rl.evaluation.video import decorate, embedded, tile, write_mp4
 from vla_rl.interfaces import TrustClip
 from world_model.trust.config import Requirement

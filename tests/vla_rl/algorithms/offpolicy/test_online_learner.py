@@ -11,8 +11,8 @@ import torch
 
 from vla_rl.algorithms.offpolicy.config import OnlineConfig
 from vla_rl.algorithms.offpolicy.critic import new_networks
-from vla_rl.algorithms.offpolicy.edits import EditPolicy
 from vla_rl.algorithms.offpolicy.learner import OffPolicyLearner
+from vla_rl.algorithms.offpolicy.networks import EditPolicy
 from vla_rl.algorithms.offpolicy.replay import Replay
 from vla_rl.algorithms.offpolicy.transitions import Transitions
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from typer.testing import CliRunner
 
 from vla_rl.cli import app as cli
-from vla_rl.common.distributed import outcomes as outlines
+from vla_rl.common.distributed import launched as outlines
 from vla_rl.common.distributed.launched import LaunchedGroup, check
 from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.common.distributed.tensor_files import trained_weights

@@ -22,7 +22,7 @@ from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.report.status import status_lines
 from vla_rl.recipe.recipe import Recipe, read_recipe
-from vla_rl.rollout.actors import ahead_worker, cluster, hosted
+from vla_rl.rollout.actors import ahead_worker, cluster, rollouts
 from vla_rl.rollout.actors.ahead import AheadSource
 from vla_rl.rollout.actors.cluster import Connection, cause_of
 from vla_rl.rollout.actors.ledger import MAX_ATTEMPTS
@@ -405,7 +405,7 @@ def test_an_evaluations_ray_ends_with_the_last_environment_there(
     monkeypatch.setattr(ray, "shutdown", lambda: (ended.append(True), is_there.__setitem__(0, False)))
     wanted = recipe()
     config = wanted.rollout.placed(wanted.env)
-    assert isinstance(config, hosted.HostedEnvConfig)
+    assert isinstance(config, rollouts.HostedEnvConfig)
     first, second = config.build(), config.build()
     first.close()
     first.close()

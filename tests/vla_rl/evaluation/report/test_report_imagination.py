@@ -12,8 +12,8 @@ from browser import browser, missing_browser
 from test_report import run, video  # noqa: F401  (fixtures)
 
 from vla_rl.evaluation.gate import GateCheck, Pooled
-from vla_rl.evaluation.report.imagination import rounds
 from vla_rl.evaluation.report.report import write_report
+from vla_rl.evaluation.report.sections import rounds
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.evaluation.video import write_mp4

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
+from vla_rl.common.progress import write_status
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.run_status import write_status
 from vla_rl.evaluation.report.report import write_report
 
 LOCAL = {

@@ -19,9 +19,9 @@ from vla_rl.config import apply_overrides
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.recipe import load_recipe, read_recipe
 from vla_rl.recipe.runs import LoopRecipe
+from vla_rl.recipe.sections import LoopConfig
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model

@@ -16,8 +16,8 @@ from sim.dummy import DummyConfig
 from vla_rl.config import build_component, find_recipe, read_yaml, validate
 from vla_rl.data.dataset import BCBatch
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.recipe.checks import PLAN, check
-from vla_rl.recipe.recipe import read_recipe
+from vla_rl.recipe.checks import PLAN
+from vla_rl.recipe.recipe import check, read_recipe
 from vla_rl.training.bc_trainer import BCTrainer
 from vla_rl.training.config import SFTConfig
 from vla_rl.training.train import train

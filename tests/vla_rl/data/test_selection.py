@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.data.masks import training_mask
+from vla_rl.data.selection import training_mask
 from vla_rl.types import CONTROL_SOURCES
 
 LETTERS = {"p": "policy", "e": "expert", "r": "recovery", "c": "correction", "d": "demo", "w": "rewind"}
