@@ -216,7 +216,7 @@ ensure_ros2() {
     local wheels inside="$VENV/ros2"
     if [ ! "$inside/.installed" -nt "$VENV/.installed-dev" ]; then
         wheels="$("$VENV/bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ros2"])')"
-        say "installing ROS 2's rclpy into $inside (once: 30 s)"
+        say "installing ROS 2's rclpy into $inside (once: a minute)"
         local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
         if ! { "$VENV/bin/python" -m venv --clear "$inside" &&
             printf 'import site; site.addsitedir("%s")\n' "$("$VENV/bin/python" -c "$packages")" \

@@ -23,6 +23,7 @@ from real_robot.transports.ros.master import free_port
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing_ros2("colcon")), reason=missing_ros2("colcon") or "ROS 2 is there"),
 ]
