@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(99_325, 82_000),
-    "files": Limit(573, 520),
+    "lines": Limit(98_766, 82_000),
+    "files": Limit(571, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(1_075, 850),
@@ -58,9 +58,9 @@ LIMITS = {
     "of them, of our own modules": Limit(58, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
-    "Any and ignores": Limit(12, 30),
-    "lines to the loss": Limit(1_683, 1_100),
-    "files to the loss": Limit(30, 18),
+    "Any and ignores": Limit(11, 30),
+    "lines to the loss": Limit(1_574, 1_100),
+    "files to the loss": Limit(22, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(86, 75),
     "slow tests": Limit(None, None),
