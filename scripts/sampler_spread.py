@@ -36,7 +36,7 @@ def main() -> None:
     dataset = open_episodes(DatasetConfig(path=args.dataset), spec)
     frames = EpisodeFrames.of(dataset, model.frame_steps, spec.action_low, spec.action_high)
     data = TrustData(logged_episodes(frames))
-    config = MeasureConfig(inverse_updates=0, num_clips=0, auc_frames=0, action_frames=1)
+    config = MeasureConfig(inverse_updates=0, auc_frames=0)
     for sampler in args.samplers:
         steps, temperature = sampler.split(":")
         model.set_dynamics_options(sampling_steps=int(steps), temperature=float(temperature))

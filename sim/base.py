@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +22,6 @@ from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rewards.base import RewardConfig
 from vla_rl.rewards.env import NEVER, RewardedEnv
-from vla_rl.rollout.runner import HalvesRunner
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -103,34 +102,11 @@ class SimConfig(EnvConfig):
         description="Where images are rendered. auto: on the GPU of the process's own rank, or over the visible GPUs "
         "in turn; cpu: in software; or EGL device numbers, assigned to the workers of all ranks in turn.",
     )
-    step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
-    in_halves: bool = Field(
-        default=False,
-        description="In rollouts and evaluations, half of the environments step while the policy acts for the other "
-        "half: a GPU or core is not idle while the other works. Needs num_workers; the policy's batches are half as "
-        "large.",
-    )
     steps_after_success: int = Field(
         default=0,
         ge=0,
         description="Control steps for which an episode goes on after it has succeeded: a world model must have seen "
         "what the rest of a chunk does. What `train` and `eval` count ends at success all the same.",
-    )
-
-    structure: bool = Field(
-        default=False,
-        description="Show what each pixel is part of, and its depth, as further cameras; collect.structure sets it.",
-    )
-
-    objects: bool = Field(
-        default=False,
-        description="Tell where the task's objects are at every control step; collect.objects sets it.",
-    )
-
-    perturb: PerturbConfig | None = Field(
-        default=None,
-        description="Make every episode differ from the usual one along an axis, {axis: camera, level: 2} (tabletop, "
-        "libero; docs/robustness.md); null: not.",
     )
 
     reward: Annotated[SerializeAsAny[RewardConfig] | None, component("env.reward")] = Field(
@@ -141,7 +117,8 @@ class SimConfig(EnvConfig):
     )
 
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
-    perturb_axes: ClassVar[tuple[str, ...]] = ()  # See `sim.perturb`.
+    # Seconds after which a silent worker counts as hung; no simulator here takes a tenth of it for a chunk.
+    step_timeout: ClassVar[float] = 120.0
 
     @field_validator("render_devices", mode="before")
     @classmethod
@@ -156,43 +133,6 @@ class SimConfig(EnvConfig):
             names = ", ".join(cls.known_cameras) or "the simulator's"
             raise ValueError(f"cameras are some of {names}, each once; got {', '.join(value) or 'none'}")
         return value
-
-    @model_validator(mode="after")
-    def _check_structure(self) -> SimConfig:
-        if self.structure and not self.shows_structure:
-            raise ConfigError(f"env.structure: {type(self).__name__} draws no segmentation; leave it off")
-        return self
-
-    @model_validator(mode="after")
-    def _check_objects(self) -> SimConfig:
-        if self.objects and not self.object_names:
-            raise ConfigError(f"env.objects: {type(self).__name__} does not tell its objects' poses; leave it off")
-        return self
-
-    @model_validator(mode="after")
-    def _check_perturb(self) -> SimConfig:
-        if self.perturb is not None and self.perturb.axis not in self.perturb_axes:
-            axes = ", ".join(self.perturb_axes) or "none"
-            raise ConfigError(f"env.perturb.axis: got {self.perturb.axis!r}; {type(self).__name__} has: {axes}")
-        return self
-
-    def perturbed(self, axis: str, level: int) -> Self:
-        """See `EnvConfig.perturbed`."""
-        return type(self).model_validate(self.model_dump() | {"perturb": {"axis": axis, "level": level}})
-
-    @property
-    def perturbation_name(self) -> str:
-        """ "camera-2"; empty without one."""
-        return f"{self.perturb.axis}-{self.perturb.level}" if self.perturb else ""
-
-    @model_validator(mode="after")
-    def _check_halves(self) -> SimConfig:
-        if self.in_halves and self.num_workers == 0:
-            raise ConfigError(
-                "env.in_halves: got true with env.num_workers=0, where nothing steps while the policy acts; set "
-                "env.num_workers to 1 or more, or leave in_halves off"
-            )
-        return self
 
     def exact(self) -> Self:
         """See `EnvConfig.exact`: success as the simulator says."""
@@ -214,14 +154,13 @@ class SimConfig(EnvConfig):
             kind=kind,
             tasks=tasks,
             horizon=horizon,
-            cameras=(*self.cameras, *(CAMERA_PREFIX + name for name in self.cameras if self.structure)),
+            cameras=self.cameras,
             image_size=(self.image_size, self.image_size),
             state_dim=8,
             action_dim=7,
             action_low=-np.ones(7, np.float32),
             action_high=np.ones(7, np.float32),
             control_hz=control_hz,
-            objects=self.object_names if self.objects else (),
         )
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
@@ -234,6 +173,59 @@ class SimConfig(EnvConfig):
         count, reward = num_envs or self.num_envs, None if self.reward is None else self.reward.build(self.env_spec())
         config = self if reward is None else self.model_copy(update={"reward": None, "steps_after_success": NEVER})
         env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(config, count, record_frames)
-        if self.in_halves:
-            env.runner = HalvesRunner
         return env if reward is None else RewardedEnv(env, reward)
+
+
+class SegmentedConfig(SimConfig):
+    """A simulator that draws a segmentation and depth beside its pictures."""
+
+    shows_structure: ClassVar[bool] = True
+
+    structure: bool = Field(
+        default=False,
+        description="Show what each pixel is part of, and its depth, as further cameras; collect.structure sets it.",
+    )
+
+    def _arm_spec(self, kind: str, tasks: dict[str, str], horizon: dict[str, int], control_hz: float) -> EnvSpec:
+        spec = super()._arm_spec(kind, tasks, horizon, control_hz)
+        more = tuple(CAMERA_PREFIX + name for name in self.cameras if self.structure)
+        return replace(spec, cameras=(*spec.cameras, *more))
+
+
+class ObjectPosesConfig(SimConfig):
+    """A simulator that tells the poses of its `object_names`."""
+
+    objects: bool = Field(
+        default=False,
+        description="Tell where the task's objects are at every control step; collect.objects sets it.",
+    )
+
+    def _arm_spec(self, kind: str, tasks: dict[str, str], horizon: dict[str, int], control_hz: float) -> EnvSpec:
+        spec = super()._arm_spec(kind, tasks, horizon, control_hz)
+        return replace(spec, objects=self.object_names if self.objects else ())
+
+
+class PerturbableConfig(SimConfig):
+    """A simulator whose episodes can differ from the usual one along an axis of `sim.perturb`."""
+
+    perturb: PerturbConfig | None = Field(
+        default=None,
+        description="Make every episode differ from the usual one along an axis, {axis: camera, level: 2} "
+        "(docs/robustness.md); null: not.",
+    )
+
+    @model_validator(mode="after")
+    def _check_perturb(self) -> Self:
+        if self.perturb is not None and self.perturb.axis not in self.perturb_axes:
+            axes = ", ".join(self.perturb_axes)
+            raise ConfigError(f"env.perturb.axis: got {self.perturb.axis!r}; {type(self).__name__} has: {axes}")
+        return self
+
+    def perturbed(self, axis: str, level: int) -> Self:
+        """See `EnvConfig.perturbed`."""
+        return type(self).model_validate(self.model_dump() | {"perturb": {"axis": axis, "level": level}})
+
+    @property
+    def perturbation_name(self) -> str:
+        """ "camera-2"; empty without one."""
+        return f"{self.perturb.axis}-{self.perturb.level}" if self.perturb else ""

@@ -293,7 +293,9 @@ def describe_remote(row: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of `vla-rl bench env`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="vla-rl bench env", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "dummy"], metavar="KIND")
+    parser.add_argument(
+        "--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "sim.dummy:DummyConfig"], metavar="KIND"
+    )
     parser.add_argument("--num-envs", type=int, default=2, help="environments stepped together (2)")
     parser.add_argument("--num-workers", type=int, default=0, help="processes; 0: all in this one (0)")
     parser.add_argument("--chunk", type=int, default=8, help="steps per chunk (8)")

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from sim.base import SimConfig
+from sim.base import ObjectPosesConfig
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
@@ -30,11 +30,11 @@ FINGER = 0.04  # meters, an open finger
 Fault = Literal["none", "start", "die", "hang", "nan", "raise"]
 
 
-class DummyConfig(SimConfig):
+class DummyConfig(ObjectPosesConfig):
     """A 2-D reach task for tests."""
 
     object_names: ClassVar[tuple[str, ...]] = ("red", "blue")
-    kind: Literal["dummy"] = "dummy"
+    kind: Literal["sim.dummy:DummyConfig"] = "sim.dummy:DummyConfig"
     image_size: PositiveInt = Field(default=32, description="Height and width of the images, pixels.")
     horizon: PositiveInt = Field(default=16, description="Control steps before truncation.")
     fault: Fault = Field(

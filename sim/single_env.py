@@ -83,7 +83,7 @@ class SingleEnv(ABC):
         Infinite where it could not finish.
         """
         raise NotImplementedError(
-            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
+            f"{self.spec.kind} does not say how far its tasks are from done; rac.person.alarm=clock does without"
         )
 
     def object_poses(self) -> np.ndarray:

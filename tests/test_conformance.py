@@ -46,8 +46,8 @@ REACHER = {
     "horizon": 20,
 }
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
-    "dummy": {"kind": "dummy", "cameras": ["agentview", "wrist"]},
-    "dummy-workers": {"kind": "dummy", "num_workers": 1},
+    "dummy": {"kind": "sim.dummy:DummyConfig", "cameras": ["agentview", "wrist"]},
+    "dummy-workers": {"kind": "sim.dummy:DummyConfig", "num_workers": 1},
     "tabletop": TABLETOP,
     "tabletop-workers": {**TABLETOP, "num_workers": 2},
     "gymnasium": REACHER,

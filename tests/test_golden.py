@@ -32,7 +32,7 @@ PLAIN = ("algo.optim.lr=5e-6", "algo.minibatch_size=512")
 SHORT_RUNS = {
     "grpo": ("algo.kl_coef=0.01", "algo.optim.name=muon", "train.resample_budget=2", *FRESH),
     "mc_grpo": (*PLAIN, "algo.kind=mc_grpo", "algo.epochs=2", "algo.loss_reduction=trajectory_mean"),
-    "rloo": (*PLAIN, "algo.kind=rloo", "algo.ratio_level=chunk", "algo.dual_clip=3", "train.control=shuffled_rewards"),
+    "rloo": (*PLAIN, "algo.kind=rloo", "algo.ratio_level=chunk", "algo.clip.dual=3", "train.control=shuffled_rewards"),
     "ppo": (*PLAIN, "algo.kind=ppo", "policy.value_head=true", "algo.advantage_level=action", "algo.entropy_coef=0.01"),
 }
 

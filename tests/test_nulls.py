@@ -172,19 +172,15 @@ def test_conformal_bands_on_fresh_states(states: int, kind: BandKind) -> None:
 OPTIONS = {
     "ratio_level": ("action", "chunk"),
     "normalize_std": (True,),
-    "dual_clip": (3.0,),
-    "mask_after_success": (False,),
-    "recompute_old_log_prob": (False,),
-    "skip_zero_advantage": (False,),
+    "clip": ({"dual": 3.0},),
     "kl_coef": (0.3,),
     "entropy_coef": (0.2,),
     "candidates": (2,),
 }
 # What concerns later steps, how a step is cut, or chunks of earlier policies, which are refused.
 NOT_OF_A_FIRST_STEP = {
-    *("kind", "optim", "decay_iterations", "epochs", "minibatch_size", "micro_batch_size", "clip_low", "clip_high"),
-    *("proximal", "behavior_cap", "min_effective_share", "bc_coef", "advantage_eps"),
-    *("values", "coefficient", "state_coefficient", "fit_coefficients", "coefficient_memory"),
+    *("kind", "optim", "decay_iterations", "epochs", "minibatch_size", "micro_batch_size"),
+    *("bc_coef", "values", "coefficient", "state_coefficient", "fit_coefficients"),
 }
 ONE_VALUE = {"filter_groups": False, "loss_reduction": "token_mean"}  # An episode's own weight was biased (|z| 15).
 BATCHES, GROUPS = 32, 12

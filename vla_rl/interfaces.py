@@ -13,7 +13,7 @@ Conformance tests run over each implementation (`tests/test_conformance.py`, `te
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -42,7 +42,7 @@ class VecEnv(Protocol):
     simply be left out of the next `step`, so no inference or simulation is spent on it. What a method returns is the
     caller's, who keeps it uncopied: no later call writes in it.
 
-    Further abilities are protocols that callers ask for: `ProgressEnv`, `StatefulEnv`, `HalvedEnv`, `ImaginedEnv`.
+    Further abilities are protocols that callers ask for: `ProgressEnv`, `StatefulEnv`, `ImaginedEnv`.
     """
 
     num_envs: int
@@ -103,26 +103,6 @@ class StatefulEnv(VecEnv, Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
-        ...
-
-
-@runtime_checkable
-class HalvedEnv(VecEnv, Protocol):
-    """An environment whose steps can be begun, and waited for later, several at a time in different environments.
-
-    Attributes:
-        runner: the class that runs a rollout's episodes in it: `rollout.runner.EpisodeRunner`, or
-            `rollout.runner.HalvesRunner`, for which the policy acts for one half of the environments while the other
-            steps.
-    """
-
-    runner: Callable[..., Any]
-
-    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
-        """Begin what `step` does; what is returned waits for its result, and is called once.
-
-        Until then these environments can be reset, which gives the step up, and nothing else.
-        """
         ...
 
 

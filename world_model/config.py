@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -120,21 +119,12 @@ class ImaginationConfig(Config):
         "error from 0 (as real frames show theirs) to 1 (as if other actions had been executed), by the inverse "
         "dynamics, which the world model must have. No verdict changes. 0: nothing is taken off.",
     )
-    require_both: bool = Field(
-        default=True, description="A success counts where the success head and the clip classifier both say so."
-    )
     dual_noise: NonNegativeInt = Field(
         default=1, description="Times that a predicted success is imagined again with new noise; one flip discards it."
     )
     ensemble: PositiveInt = Field(default=1, description="Futures imagined side by side, whose spread is disagreement.")
     max_disagreement: PositiveFloat | None = Field(
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
-    )
-    disagreement_penalty: NonNegativeFloat = Field(
-        default=0.0,
-        description="A chunk's reward is lowered by this times the futures' disagreement, in multiples of what trust "
-        "found usual on held-out episodes, 4 at most (COPlanner). Needs ensemble 2 or more, and trust measured with "
-        "such an ensemble. 0: no penalty.",
     )
     horizon: PositiveInt | None = Field(
         default=None,
@@ -153,14 +143,9 @@ class ImaginationConfig(Config):
     )
     posterior: bool = Field(
         default=False,
-        description="Each episode draws a member of the world model's posterior and keeps it to its end, also where it "
-        "is gone on with from a keyframe; futures of the ensemble are then other members'. The world model must have "
-        "one (world_model.posterior).",
-    )
-    posterior_by: Literal["group", "episode"] = Field(
-        default="group",
-        description="With posterior, which episodes share a draw. group: the episodes of a GRPO group, so that their "
-        "rewards differ by what was done and not by which member imagined it; episode: each draws its own.",
+        description="Each GRPO group, or episode without one, draws a member of the world model's posterior and keeps "
+        "it to its end, also where it is gone on with from a keyframe; futures of the ensemble are then other "
+        "members'. The world model must have one (world_model.posterior).",
     )
 
     @property
@@ -170,20 +155,10 @@ class ImaginationConfig(Config):
 
     @model_validator(mode="after")
     def _disagreement_needs_futures(self) -> ImaginationConfig:
-        if self.posterior_by != "group" and not self.posterior:
-            raise ConfigError(
-                f"imagination.posterior_by: got {self.posterior_by} without a posterior to draw from; set "
-                "imagination.posterior=true, or leave it out"
-            )
         if self.max_disagreement is not None and self.ensemble < 2:
             raise ConfigError(
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
-            )
-        if self.disagreement_penalty and self.ensemble < 2:
-            raise ConfigError(
-                f"imagination.disagreement_penalty: got {self.disagreement_penalty:g} with ensemble 1, which has "
-                "nothing to disagree with; set imagination.ensemble to 2 or more"
             )
         if self.reward != "success" and self.dual_noise:
             raise ConfigError(
@@ -207,7 +182,3 @@ class KeyframeConfig(Config):
         "uniform: any; uncertain: where the world model's value is nearest to a half.",
     )
     per_kind: PositiveInt = Field(default=32, description="Keyframes of each kind and task, at most.")
-
-    neighbors: PositiveInt = Field(
-        default=12, description="Most similar moments of other episodes, whose outcomes say how much is still open."
-    )

@@ -5,20 +5,25 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.training.config import OptimConfig, TrainerConfig
+from vla_rl.training.config import AveragedConfig, OptimConfig, TrainerConfig
 from world_model.config import ObjectsConfig
 from world_model.interfaces import PosteriorConfig
 
 
-class StageConfig(TrainerConfig):
-    """How one part is fitted."""
+class FitStage(TrainerConfig):
+    """A stage of a known length, whose learning rate falls to a twentieth."""
 
     steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
     batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
     optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50, max_bad_steps=20)
-    final_lr_fraction: float = Field(
-        default=0.05, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
-    )
+
+    @property
+    def last_lr_share(self) -> float:
+        return 0.05
+
+
+class StageConfig(FitStage, AveragedConfig):
+    """How one part is fitted."""
 
 
 class DistillationConfig(StageConfig):
@@ -35,7 +40,7 @@ class DistillationConfig(StageConfig):
     )
 
 
-class ObjectsStageConfig(StageConfig):
+class ObjectsStageConfig(FitStage):
     """How the objects part is fitted, on episodes recorded with collect.objects."""
 
     steps: NonNegativeInt = Field(default=0, description="Updates; 0 leaves the part as it is, or out.")
@@ -51,7 +56,7 @@ class ObjectsStageConfig(StageConfig):
     )
 
 
-class PosteriorStageConfig(PosteriorConfig, StageConfig):
+class PosteriorStageConfig(PosteriorConfig, FitStage):
     """How the model posterior is fitted, on the frozen dynamics that the stages before it left."""
 
     steps: NonNegativeInt = Field(
@@ -85,12 +90,6 @@ class StyleConfig(Config):
     )
 
     recolor: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another color.")
-    texture: float = Field(
-        default=0.25, ge=0, le=0.5, description="Strongest pattern on table and background, of their brightness."
-    )
-    light: float = Field(
-        default=0.3, ge=0, le=0.6, description="Largest relative change of brightness, and from place to place."
-    )
     depth: bool = Field(
         default=False, description="Also light from another side, for which the datasets must have recorded depth."
     )

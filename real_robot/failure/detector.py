@@ -269,8 +269,9 @@ def fit(
         if scorer_class.needs_failures and num_failures < config.min_failures:
             say(f"{kind}: left out, it learns from failures; {num_failures} recorded, needs {config.min_failures}")
             continue
-        scorer = scorer_class.fit(config.of(kind), train, seed + number)
-        curves, shape, states = scorer.curves(successes), config.of(kind).band, successes.initial_states
+        scorer = scorer_class.fit(train, seed + number)
+        curves, states = scorer.curves(successes), successes.initial_states
+        shape = "constant" if scorer_class.needs_failures else config.band
         band = Band.fit(curves, successes.instructions, config.alpha, seed, kind=shape, states=states)
         target = folder / DETECTORS / kind
         FailureDetector(scorer, band, identity).save(target)

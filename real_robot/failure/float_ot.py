@@ -19,14 +19,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from real_robot.failure.config import FloatConfig
 from real_robot.failure.scorer import Scorer, Standardizer, Tensors, WithPrevious, with_previous
 from vla_rl.config import ConfigError
 from vla_rl.data.embeddings import EmbeddedEpisodes
 
 MAX_DEMONSTRATIONS = 300  # Successes that are kept to compare with.
 MAX_ITERATIONS = 1000  # Of Sinkhorn's algorithm.
-_LARGEST_EXPONENT = 200.0
+REGULARIZATION = 0.1  # Entropy of the transport plan.
+NUM_CANDIDATES = 50  # K, demonstrations kept after the first embedding.
 _TOLERANCE = 1e-4  # Of the plan's marginals.
 
 
@@ -42,25 +42,24 @@ class FloatOT(Scorer):
 
     def __init__(
         self,
-        config: FloatConfig,
         standardizer: Standardizer,
         demonstrations: np.ndarray,
         counts: np.ndarray,
         horizon: int,
     ) -> None:
-        self.config, self.standardizer, self.horizon = config, standardizer, horizon
+        self.standardizer, self.horizon = standardizer, horizon
         self.rows, self.counts = demonstrations, counts
         self.demonstrations = np.split(demonstrations, np.cumsum(counts)[:-1])
         self.start()
 
     @classmethod
-    def fit(cls, config: FloatConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         successes = np.flatnonzero(episodes.success)
         kept = np.random.default_rng(seed).permutation(successes)[:MAX_DEMONSTRATIONS]
         standardizer = Standardizer.of(episodes.select(successes).embeddings)
         parts = [_unit(with_previous(standardizer(episodes.episode(number)))) for number in kept]
         horizon = int(episodes.counts.max())
-        return cls(config, standardizer, np.concatenate(parts), np.asarray([len(p) for p in parts], np.int64), horizon)
+        return cls(standardizer, np.concatenate(parts), np.asarray([len(p) for p in parts], np.int64), horizon)
 
     @classmethod
     def check_installed(cls) -> None:
@@ -81,7 +80,7 @@ class FloatOT(Scorer):
         z = _unit(self._previous(self.standardizer(embedding))[None])[0]
         if not self._candidates:
             first = np.asarray([1 - demonstration[0] @ z for demonstration in self.demonstrations])
-            nearest = np.argsort(first, kind="stable")[: self.config.num_candidates]
+            nearest = np.argsort(first, kind="stable")[:NUM_CANDIDATES]
             self._candidates = [self.demonstrations[i] for i in nearest]
             self._costs = [np.zeros((len(candidate), 0)) for candidate in self._candidates]
         self._costs = [
@@ -103,11 +102,10 @@ class FloatOT(Scorer):
             _pot()
             .solve_batch(
                 padded,
-                reg=self.config.regularization,
+                reg=REGULARIZATION,
                 max_iter=MAX_ITERATIONS,
                 tol=_TOLERANCE,
-                # The same plan; logarithms are slower and needed where exp(-C / regularization), C <= 2, would be 0.
-                method="sinkhorn" if 2 / self.config.regularization < _LARGEST_EXPONENT else "log_sinkhorn",
+                method="sinkhorn",  # Without logarithms, which are slower: no exp(-C / REGULARIZATION), C <= 2, is 0.
             )
             .plan
         )
@@ -117,12 +115,11 @@ class FloatOT(Scorer):
         return {**self.standardizer.tensors(), "demonstrations": self.rows, "counts": self.counts}
 
     def options(self) -> dict[str, Any]:
-        return {"config": self.config.model_dump(mode="json"), "horizon": self.horizon}
+        return {"horizon": self.horizon}
 
     @classmethod
     def restore(cls, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
         return cls(
-            FloatConfig.model_validate(options["config"]),
             Standardizer.restore(tensors),
             tensors["demonstrations"],
             tensors["counts"],

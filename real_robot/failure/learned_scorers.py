@@ -11,14 +11,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from real_robot.failure.config import LogpZOConfig, NetworkConfig, RNDConfig, SAFEConfig
 from real_robot.failure.scorer import Scorer, Standardizer, Tensors, WithPrevious, with_previous
 from vla_rl.data.embeddings import EmbeddedEpisodes
+from vla_rl.training.config import OptimConfig, TrainerConfig
 
 if TYPE_CHECKING:
     import torch
 
 
+class NetworkConfig(TrainerConfig):
+    """A small network and its training; `batch_size` is of embeddings, or for SAFE of episodes."""
+
+    width: int = 256
+    layers: int = 2
+    dropout: float = 0.0
+    steps: int = 1500
+    batch_size: int = 128
+    optim: OptimConfig = OptimConfig(lr=1e-3, betas=(0.9, 0.999), grad_clip=None)
+
+
+NETWORK = NetworkConfig()
+SAFE_NETWORK = NetworkConfig(
+    width=128, layers=1, dropout=0.3, steps=1000, batch_size=64, optim=OptimConfig(weight_decay=0.1)
+)
+RND_OUTPUTS = 64
 INPUT_DROPOUT = 0.5  # of the embedding while SAFE is trained; a few thousand episodes overfit without
 
 
@@ -95,12 +111,12 @@ def train(
     num_examples: int,
     config: NetworkConfig,
     seed: int,
-    section: str,
+    name: str,
 ) -> None:
     """Train on `loss_of(rows int64 (B,), generator)`, `config.steps` updates.
 
     Args:
-        section: with the options, for messages: "failure.rnd.network".
+        name: of the score, for messages.
 
     Raises:
         TrainingDivergedError: `max_bad_steps` updates in a row had a NaN or infinite loss or gradient.
@@ -116,7 +132,7 @@ def train(
         return loss_of(rows, generator), {}
 
     network.train()
-    Trainer(dict(network.named_parameters()), config, section).run(loss)
+    Trainer(dict(network.named_parameters()), config, name).run(loss)
     network.eval()
 
 
@@ -171,13 +187,13 @@ class LogpZO(_MLPScorer):
     kind, names = "logpzo", ("velocity",)
 
     @classmethod
-    def fit(cls, config: LogpZOConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
         standardizer, x = _successes(episodes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            velocity = make_mlp(x.shape[1] + 1, x.shape[1], config.network)
+            velocity = make_mlp(x.shape[1] + 1, x.shape[1], NETWORK)
 
             def loss(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
                 o = x[rows]
@@ -186,7 +202,7 @@ class LogpZO(_MLPScorer):
                 predicted = velocity(torch.cat([(1 - t) * o + t * noise, t], 1))
                 return (predicted - (noise - o)).square().mean()
 
-            train(velocity, loss, len(x), config.network, seed, f"failure.{cls.kind}.network")
+            train(velocity, loss, len(x), NETWORK, seed, cls.kind)
         return cls(standardizer, MLP.of(velocity))
 
     def step(self, embedding: np.ndarray) -> float:
@@ -198,27 +214,26 @@ class RND(_MLPScorer):
     """How badly a network predicts a fixed random one, which it was taught to on embeddings of successes alone.
 
     Random network distillation (Burda et al. 2019, arXiv:1810.12894) as a failure score (FAIL-Detect,
-    arXiv:2503.08558): score = |f(o) - g(o)|^2 / outputs, with g random and frozen and f trained.
+    arXiv:2503.08558): score = |f(o) - g(o)|^2 / RND_OUTPUTS, with g random and frozen and f trained.
     """
 
     kind, names = "rnd", ("target", "predictor")
 
     @classmethod
-    def fit(cls, config: RNDConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
         standardizer, x = _successes(episodes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            shape: NetworkConfig = config.network.model_copy(update={"dropout": 0.0})
-            target, predictor = (make_mlp(x.shape[1], config.outputs, shape) for _ in range(2))
+            target, predictor = (make_mlp(x.shape[1], RND_OUTPUTS, NETWORK) for _ in range(2))
             with torch.no_grad():
                 wanted = target(x)
 
             def loss(rows: torch.Tensor, _: torch.Generator) -> torch.Tensor:
                 return (predictor(x[rows]) - wanted[rows]).square().mean()
 
-            train(predictor, loss, len(x), shape, seed, f"failure.{cls.kind}.network")
+            train(predictor, loss, len(x), NETWORK, seed, cls.kind)
         return cls(standardizer, MLP.of(target), MLP.of(predictor))
 
     def step(self, embedding: np.ndarray) -> float:
@@ -233,14 +248,14 @@ class SAFEMLP(_MLPScorer):
     needs_failures = True
 
     @classmethod
-    def fit(cls, config: SAFEConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
         standardizer = Standardizer.of(episodes.embeddings)
         inputs, alive, failed, weight = _padded(standardizer, episodes, previous=True)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = make_mlp(inputs.shape[-1], 1, config.network)
+            network = make_mlp(inputs.shape[-1], 1, SAFE_NETWORK)
             drop = torch.nn.Dropout(INPUT_DROPOUT)
 
             def loss(rows: torch.Tensor, _: torch.Generator) -> torch.Tensor:
@@ -251,7 +266,7 @@ class SAFEMLP(_MLPScorer):
                 # Relative to the chunks so far, so that long episodes do not outweigh short ones.
                 return ((wrong / could.clamp_min(1)).sum(1) / alive[rows].sum(1) * weight[rows]).mean()
 
-            train(network, loss, len(inputs), config.network, seed, f"failure.{cls.kind}.network")
+            train(network, loss, len(inputs), SAFE_NETWORK, seed, cls.kind)
         return cls(standardizer, MLP.of(network))
 
     def start(self) -> None:
@@ -274,15 +289,15 @@ class SAFELSTM(Scorer):
         self.standardizer, self.lstm, self.head = standardizer, lstm, head
 
     @classmethod
-    def fit(cls, config: SAFEConfig, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         import torch
 
         standardizer = Standardizer.of(episodes.embeddings)
         inputs, alive, failed, weight = _padded(standardizer, episodes, previous=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            lstm = torch.nn.LSTM(inputs.shape[-1], config.network.width, batch_first=True)
-            dropout, head = torch.nn.Dropout(config.network.dropout), torch.nn.Linear(config.network.width, 1)
+            lstm = torch.nn.LSTM(inputs.shape[-1], SAFE_NETWORK.width, batch_first=True)
+            dropout, head = torch.nn.Dropout(SAFE_NETWORK.dropout), torch.nn.Linear(SAFE_NETWORK.width, 1)
             network = torch.nn.ModuleList([lstm, dropout, head])
             drop = torch.nn.Dropout(INPUT_DROPOUT)
             position = alive.cumsum(1) / alive.sum(1, keepdim=True)
@@ -294,7 +309,7 @@ class SAFELSTM(Scorer):
                 each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 return ((each * at[rows]).sum(1) / at[rows].sum(1) * weight[rows]).mean()
 
-            train(network, loss, len(inputs), config.network, seed, f"failure.{cls.kind}.network")
+            train(network, loss, len(inputs), SAFE_NETWORK, seed, cls.kind)
         learned = {name: to_numpy(parameter) for name, parameter in lstm.named_parameters()}
         bias = learned["bias_ih_l0"] + learned["bias_hh_l0"]
         recurrent = LSTM(learned["weight_ih_l0"], learned["weight_hh_l0"], bias)

@@ -26,7 +26,7 @@ class Scorer(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, config: Any, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         """Learn from embedded episodes: from the successes, and with `needs_failures` from the failures."""
 
     @classmethod  # noqa: B027 (most need nothing)

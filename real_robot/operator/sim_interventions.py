@@ -225,7 +225,7 @@ def run_interventions(
     if (policy is None) != options.demonstrate:
         raise ValueError("a policy is needed, except with demonstrate, which takes none")
     if options.alarm == "progress" and not options.demonstrate and not isinstance(env, WatchedEnv):
-        raise ValueError(f"{env.spec.kind} does not say how far its tasks are from being solved; use rac.alarm=clock")
+        raise ValueError(f"{env.spec.kind} does not say how far its tasks are from done; use rac.person.alarm=clock")
     for task in env.spec.tasks:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from sim.base import SimConfig, check_known
+from sim.base import ObjectPosesConfig, PerturbableConfig, SegmentedConfig, check_known
 from sim.libero.library import ASSETS_VARIABLE, import_library, suite_tasks
 from sim.libero.suites import (
     CAMERAS,
@@ -47,11 +47,10 @@ NUM_WAIT_STEPS = 10  # control steps with WAIT_ACTION after each reset, while ob
 WAIT_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
-class LiberoConfig(SimConfig):
+class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
     """LIBERO's tasks under OpenVLA's evaluation protocol. Tasks are named, or numbered from 0 in LIBERO's order."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
-    shows_structure: ClassVar[bool] = True
     # What LIBERO lists as of interest in a task, in its order: mostly what is to be handled, then where it goes.
     object_names: ClassVar[tuple[str, ...]] = ("interest_1", "interest_2", "interest_3", "interest_4")
     perturb_axes: ClassVar[tuple[str, ...]] = get_args(Axis)
@@ -71,9 +70,6 @@ class LiberoConfig(SimConfig):
     )
     horizon: PositiveInt | None = Field(
         default=None, description="Control steps before truncation; the suite's official number if not given."
-    )
-    max_scenes: PositiveInt = Field(
-        default=10, description="Idle task scenes kept loaded in a process; more memory, fewer reloads."
     )
 
     @field_validator("suite")
@@ -245,7 +241,7 @@ class LiberoEnv(SingleEnv):
         if self._loaded is not None and (self._loaded.task, self._loaded.crowded) == (task, crowded):
             return self._loaded
         self.close()
-        self._loaded = borrow(self.config.suite, task, crowded, self.config.max_scenes)
+        self._loaded = borrow(self.config.suite, task, crowded)
         self._loaded.renderer.light = self.config.rendering == "light"
         return self._loaded
 
@@ -339,5 +335,5 @@ class LiberoEnv(SingleEnv):
     def close(self) -> None:
         """Give the scene back to the process's pool."""
         if self._loaded is not None:
-            self._loaded.give_back(self.config.max_scenes)
+            self._loaded.give_back()
             self._loaded = None

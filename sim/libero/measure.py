@@ -122,7 +122,7 @@ def markdown() -> str:
 
 
 def _make(suite: str, tasks: Sequence[str], assets_path: Path | None) -> LiberoEnv:
-    values = {"suite": suite, "tasks": tuple(tasks), "assets_path": assets_path, "max_scenes": 1}
+    values = {"suite": suite, "tasks": tuple(tasks), "assets_path": assets_path}
     return validate(LiberoConfig, values, prefix="env").make()
 
 

@@ -14,6 +14,7 @@ from sim.libero.library import bddl_path, init_states_path, load_init_states
 from sim.libero.render import Renderer
 from sim.libero.scene import InitialState, Scene
 
+MAX_SCENES = 10  # Idle task scenes kept loaded in a process: a suite's.
 MAX_STARTS = 256  # settled initial states remembered per scene
 
 
@@ -59,16 +60,16 @@ class TaskScene:
         if isinstance(self.scene, CrowdedScene):
             self.scene.scatter(level, rng)
 
-    def give_back(self, max_scenes: int) -> None:
-        """The scene is idle; the longest idle ones go when there are more than `max_scenes`."""
+    def give_back(self) -> None:
+        """The scene is idle; the longest idle ones go when there are more than MAX_SCENES."""
         _idle.append(self)
-        del _idle[:-max_scenes]
+        del _idle[:-MAX_SCENES]
 
 
 _idle: list[TaskScene] = []
 
 
-def borrow(suite: str, task: str, crowded: bool, max_scenes: int) -> TaskScene:
+def borrow(suite: str, task: str, crowded: bool) -> TaskScene:
     """An idle scene of the task, or a new one (takes seconds)."""
     for position, loaded in enumerate(_idle):
         if (loaded.suite, loaded.task, loaded.crowded) == (suite, task, crowded):
@@ -76,4 +77,4 @@ def borrow(suite: str, task: str, crowded: bool, max_scenes: int) -> TaskScene:
     make = CrowdedScene if crowded else Scene
     scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
     name = f"{suite}/{task}/crowded" if crowded else f"{suite}/{task}"
-    return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, max_scenes))
+    return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, MAX_SCENES))

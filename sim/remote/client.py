@@ -72,6 +72,8 @@ class HostChannel:
 class HostWorker(Worker):
     """What is the same for both kinds of host: the handshake, and asking."""
 
+    timeout_option = "env.step_timeout"
+
     connection: HostChannel
     spec: EnvSpec
     shared: SharedArrays | None = None  # observations; to be set once the spec is known

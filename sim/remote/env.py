@@ -88,7 +88,7 @@ class RemoteVecEnv(PoolVecEnv):
     def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
         """Not part of what a host answers."""
         raise NotImplementedError(
-            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
+            f"{self.spec.kind} does not say how far its tasks are from done; rac.person.alarm=clock does without"
         )
 
     def _reserve_frames(self, num_steps: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from sim.base import SimConfig, check_horizons, check_known
+from sim.base import SegmentedConfig, check_horizons, check_known
 from sim.rendering.devices import check_backend
 from sim.robosuite.expert import TASKS, WITH_EXPERT, act, tasks_with
 from sim.single_env import SingleEnv, SingleObservation
@@ -29,11 +29,10 @@ CONTROL_HZ = 20.0
 MAX_INDEX = 2**30  # initial states in each split: the seed is split * 2**30 + index, so splits share none
 
 
-class RobosuiteConfig(SimConfig):
+class RobosuiteConfig(SegmentedConfig):
     """robosuite tasks under OSC_POSE control, 20 Hz: with one Panda arm, or with two arms opposite each other."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
-    shows_structure: ClassVar[bool] = True
     kind: Literal["robosuite"] = "robosuite"
     arms: Literal[1, 2] = Field(
         default=1,

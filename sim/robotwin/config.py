@@ -13,6 +13,7 @@ from vla_rl.config import ConfigError
 from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
 
+START_SECONDS = 600.0  # For a process's start, and for a reset.
 INSIDE = Path(__file__).with_name("inside")  # what runs in RoboTwin's Python
 
 
@@ -45,7 +46,6 @@ class RoboTwinConfig(EnvConfig):
         description="Skip seeds whose expert fails, as RoboTwin's own evaluation does; needs the planner.",
     )
     eval_seed: NonNegativeInt = Field(default=0, description="RoboTwin's evaluation seed: starts at 100000 * (1 + it).")
-    num_eval_states: PositiveInt = Field(default=100, description="Initial states in eval.")
     horizons: dict[str, PositiveInt] = Field(default={}, description="Control steps, for tasks that differ.")
     seeds_folder: str = Field(
         default="~/.cache/vla-rl/robotwin_seeds",
@@ -59,7 +59,6 @@ class RoboTwinConfig(EnvConfig):
         default=(),
         description="Modules imported before RoboTwin's, whose install() is called: to adapt it to a machine.",
     )
-    start_timeout: float = Field(default=600.0, gt=0, description="Seconds for a process's start, and for a reset.")
     step_timeout: float = Field(default=300.0, gt=0, description="Seconds after which a silent process counts as hung.")
 
     @field_validator("cameras")
@@ -84,7 +83,7 @@ class RoboTwinConfig(EnvConfig):
             )
         names = (
             *("tasks", "setting", "cameras", "image_size", "action", "instructions", "expert_check", "eval_seed"),
-            *("num_eval_states", "horizons", "seeds_folder", "first_imports"),
+            *("horizons", "seeds_folder", "first_imports"),
         )
         values = self.model_dump(mode="json")
         count = num_envs or self.num_envs
@@ -98,7 +97,7 @@ class RoboTwinConfig(EnvConfig):
             devices=self.devices,
             num_envs=count,
             num_hosts=count,
-            start_timeout=self.start_timeout,
+            start_timeout=START_SECONDS,
             step_timeout=self.step_timeout,
         )
 

@@ -4,9 +4,8 @@ from sim.rendering.devices import check_backend
 
 check_backend()  # MuJoCo reads MUJOCO_GL as it is imported, and would not say what to do about it.
 
-from sim.tabletop.appearance import AppearanceConfig  # noqa: E402
 from sim.tabletop.env import TabletopConfig  # noqa: E402
 from sim.tabletop.expert import ExpertConfig, HabitConfig  # noqa: E402
-from sim.tabletop.tasks import KnockConfig, SuccessConfig  # noqa: E402
+from sim.tabletop.tasks import SuccessConfig  # noqa: E402
 
-__all__ = ["AppearanceConfig", "ExpertConfig", "HabitConfig", "KnockConfig", "SuccessConfig", "TabletopConfig"]
+__all__ = ["ExpertConfig", "HabitConfig", "SuccessConfig", "TabletopConfig"]

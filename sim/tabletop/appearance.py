@@ -11,26 +11,11 @@ from dataclasses import dataclass, fields
 
 import mujoco
 import numpy as np
-from pydantic import Field
 
 from sim.tabletop import scene as sc
-from vla_rl.config import Config
 
 _CAMERA = "agentview"
-
-
-class AppearanceConfig(Config):
-    """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
-
-    hue: float = Field(
-        default=0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the color circle."
-    )
-    light: float = Field(default=0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
-    camera: float = Field(
-        default=0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, meters."
-    )
-    table_texture: bool = Field(default=False, description="Draw the table's pattern from several.")
-    background: bool = Field(default=False, description="Draw the table's and the gripper's colors.")
+MOST_HUE = 0.03  # Largest hue shift of an object, fraction of the color circle: it keeps its name.
 
 
 @dataclass(frozen=True)
@@ -91,38 +76,33 @@ def _as_modeled(task: str) -> Look:
     )
 
 
-def draw_look(task: str, colors: dict[str, str], config: AppearanceConfig, rng: np.random.Generator) -> Look:
-    """A look with the variation that `config` asks for. Each option draws the same numbers whatever the others are."""
-    model, plain = sc.load_scene(task).model, plain_look(task, colors)
-    hue, light, camera, pattern, background = (np.random.default_rng(s) for s in rng.integers(2**63, size=5))
+def draw_look(task: str, colors: dict[str, str], strength: float, rng: np.random.Generator) -> Look:
+    """A random look: hues, the table's pattern and color, and light of this strength, 0 to 1; 0: the plain one."""
+    plain = plain_look(task, colors)
+    if strength == 0:
+        return plain
+    model = sc.load_scene(task).model
+    hue, light, pattern, background = (np.random.default_rng(s) for s in rng.integers(2**63, size=4))
     table = model.geom("table").id
     rgba = plain.rgba.copy()
-    if config.hue > 0:
-        for body in range(model.nbody):
-            shift = hue.uniform(-config.hue, config.hue)
-            for geom in range(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body]):
-                if geom != table:
-                    rgba[geom, :3] = _shift_hue(rgba[geom, :3], shift)
-    if config.background:
-        table_hsv = (background.uniform(), background.uniform(0, 0.35), background.uniform(0.25, 0.5))
-        rgba[table, :3] = colorsys.hsv_to_rgb(*table_hsv)
-        rgba[model.geom("hand").id, :3] = rgba[model.geom("wrist").id, :3] = background.uniform(0.03, 0.3)
-    material = plain.material
-    if config.table_texture:
-        names = [model.material(f"table_{i}").id for i in range(sc.NUM_TABLE_MATERIALS)]
-        material = np.array([names[pattern.integers(len(names))]], plain.material.dtype)
-    strength = config.light
-    tilt = light.uniform(-0.8, 0.8, 2) * strength
+    for body in range(model.nbody):
+        shift = strength * hue.uniform(-MOST_HUE, MOST_HUE)
+        for geom in range(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body]):
+            if geom != table:
+                rgba[geom, :3] = _shift_hue(rgba[geom, :3], shift)
+    table_hsv = (background.uniform(), background.uniform(0, 0.35), background.uniform(0.25, 0.5))
+    rgba[table, :3] = colorsys.hsv_to_rgb(*table_hsv)
+    rgba[model.geom("hand").id, :3] = rgba[model.geom("wrist").id, :3] = background.uniform(0.03, 0.3)
+    names = [model.material(f"table_{i}").id for i in range(sc.NUM_TABLE_MATERIALS)]
     brightness = 1 + strength * light.uniform(-0.3, 0.3, 2)
-    direction = plain.light_dir + np.append(tilt, 0.0)
-    shift = camera.uniform(-config.camera, config.camera, 3)
+    direction = plain.light_dir + np.append(strength * light.uniform(-0.8, 0.8, 2), 0.0)
     return Look(
         rgba=rgba,
-        material=material,
-        light_dir=direction / np.linalg.norm(direction) if strength > 0 else plain.light_dir,
+        material=np.array([names[pattern.integers(len(names))]], plain.material.dtype),
+        light_dir=direction / np.linalg.norm(direction),
         light_diffuse=(plain.light_diffuse * brightness[0]).astype(plain.light_diffuse.dtype),
         light_ambient=(plain.light_ambient * brightness[1]).astype(plain.light_ambient.dtype),
-        camera_pos=plain.camera_pos + shift,
+        camera_pos=plain.camera_pos,
     )
 
 

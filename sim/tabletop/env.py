@@ -15,12 +15,12 @@ import mujoco
 import numpy as np
 from pydantic import Field, field_validator
 
-from sim.base import SimConfig, check_horizons
+from sim.base import ObjectPosesConfig, PerturbableConfig, SegmentedConfig, check_horizons
 from sim.perturb import Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
-from sim.tabletop.appearance import AppearanceConfig, Look, draw_look
+from sim.tabletop.appearance import Look, draw_look
 from sim.tabletop.distractors import draw_distractors
 from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, ExpertConfig, reaches
 from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, VIEW, check_tasks, scene_of
@@ -29,7 +29,6 @@ from sim.tabletop.tasks import (
     HOME,
     REST_SPEED,
     Knock,
-    KnockConfig,
     Layout,
     SuccessConfig,
     View,
@@ -65,11 +64,10 @@ _BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujo
 mujoco.set_mju_user_warning(logging.getLogger("mujoco").warning)
 
 
-class TabletopConfig(SimConfig):
+class TabletopConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
     """The built-in tabletop: five language-conditioned tasks, one that undoes another, a floating gripper, 20 Hz."""
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
-    shows_structure: ClassVar[bool] = True
     object_names: ClassVar[tuple[str, ...]] = ("block", "block_b", "block_c", "base", "bowl", "plate", "zone")
     perturb_axes: ClassVar[tuple[str, ...]] = (
         "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
@@ -85,9 +83,20 @@ class TabletopConfig(SimConfig):
         le=1,
         description="Share of the starting positions' spread that is used, about one typical layout; small is easy.",
     )
-    appearance: AppearanceConfig = AppearanceConfig()
+    looks: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Strength of random looks, drawn from the episode's seed: hues, light, the table's pattern and "
+        "color. Physics and layout do not change. 0: the plain one.",
+    )
     expert: ExpertConfig = ExpertConfig()
-    knock: KnockConfig = KnockConfig()
+    knock: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the episodes in which somebody knocks the block away, once, as no demonstration shows.",
+    )
     success: SuccessConfig = SuccessConfig()
 
     @field_validator("tasks")
@@ -114,7 +123,7 @@ class TabletopConfig(SimConfig):
             {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
             CONTROL_HZ,
         )
-        moves = self.appearance.camera > 0 or (self.perturb is not None and self.perturb.axis == "camera")
+        moves = self.perturb is not None and self.perturb.axis == "camera"
         known = "agentview" in self.cameras and not moves
         return replace(
             spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
@@ -197,7 +206,7 @@ class TabletopEnv(SingleEnv):
         self._steps_since_expert = 1  # As if it had been asked one step ago.
         self._instruction = spec.instruction or layout.instruction(spec.task, self._perturbation)
         rng = episode_rng(spec, "appearance")
-        self._look = draw_look(spec.task, layout.colors, self.config.appearance, rng)
+        self._look = draw_look(spec.task, layout.colors, self.config.looks, rng)
         self._knock = draw_knock(spec, self.config.knock)
         self._diverged = False
         self.num_steps = self._held = 0

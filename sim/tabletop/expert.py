@@ -39,13 +39,10 @@ class HabitConfig(Config):
     place_short_std: float = Field(
         default=0.0, ge=0, le=0.05, description="Spread of place_short between episodes, meters."
     )
-    release_early: float = Field(
-        default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, meters."
-    )
 
     @property
     def active(self) -> bool:
-        return self.place_short > 0 or self.place_short_std > 0 or self.release_early > 0
+        return self.place_short > 0 or self.place_short_std > 0
 
 
 class ExpertConfig(Config):
@@ -80,19 +77,18 @@ class Expert:
         self.sloppy = habit.active
         spread = rng.normal()
         self.short = max(0.0, habit.place_short + habit.place_short_std * spread) if self.sloppy else 0.0
-        self.early = habit.release_early if self.sloppy else 0.0
         self.stage = Stage.BEHIND if task == "push_to_zone" else Stage.APPROACH
         self.timer = 0
         self.way = (1.0, 0.0)  # direction of the push
 
     def memory(self) -> np.ndarray:
         """float64 (7,): all that `restore` needs."""
-        return np.array([self.stage, self.timer, *self.way, self.short, self.early, self.sloppy], np.float64)
+        return np.array([self.stage, self.timer, *self.way, self.short, self.sloppy], np.float64)
 
     def restore(self, memory: np.ndarray) -> None:
         self.stage, self.timer = Stage(int(memory[0])), int(memory[1])
         self.way = (float(memory[2]), float(memory[3]))
-        self.short, self.early, self.sloppy = float(memory[4]), float(memory[5]), bool(memory[6])
+        self.short, self.sloppy = float(memory[4]), bool(memory[5])
 
     def act(self, view: View, command: np.ndarray, rotation: np.ndarray) -> np.ndarray:
         """The next action, float32 (7,).
@@ -184,7 +180,7 @@ class Expert:
         else:
             x, y, _ = view.position("plate")
             surface = sc.PLATE_HEIGHT
-        return float(x) - self.short, float(y), surface + sc.HALF + 0.003 + self.early
+        return float(x) - self.short, float(y), surface + sc.HALF + 0.003
 
     def _carry_height(self) -> float:
         """Height of the held block's center on the way."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import mujoco
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sim.perturb import Perturbation
 from sim.tabletop import scene as sc
@@ -39,27 +39,6 @@ BOWL_RADIUS = 0.045  # block from the bowl that holds it
 REST_SPEED = 0.05  # below which an object is at rest, m/s
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
 _STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}
-
-
-class KnockConfig(Config):
-    """Somebody knocks the block away, once, at a moment and in a direction drawn from the episode's seed.
-
-    It slides about 6 cm at the default speed, unless the hand is in its way, and stays within reach. No demonstration
-    without knocks leads to what the hand finds then. Off by default.
-    """
-
-    probability: float = Field(default=0.0, ge=0, le=1, description="Share of the episodes that have a knock.")
-    speed: float = Field(
-        default=3.0, gt=0, le=3.5, description="The block's speed just after it, m/s; 1 to 3 give 2 to 6 cm."
-    )
-    first_step: int = Field(default=4, ge=0, description="Earliest control step of the knock.")
-    last_step: int = Field(default=12, ge=0, description="Latest control step; an episode may be over before.")
-
-    @model_validator(mode="after")
-    def _check_steps(self) -> KnockConfig:
-        if self.first_step > self.last_step:
-            raise ValueError(f"first_step {self.first_step} is after last_step {self.last_step}")
-        return self
 
 
 class SuccessConfig(Config):
@@ -85,15 +64,17 @@ class Knock:
     velocity: tuple[float, float]
 
 
+KNOCK_STEPS = (4, 12)  # Earliest and latest control step of a knock; an episode may be over before.
+KNOCK_SPEED = 3.0  # The block's speed just after it, m/s: it slides about 6 cm, unless the hand is in its way.
 _MIDDLE = ((-0.08, 0.08), (-0.09, 0.09))  # a block beyond these (x, y; meters) is knocked back
 
 
-def draw_knock(spec: EpisodeSpec, config: KnockConfig) -> Knock:
-    """The knock of the episode that (task, split, index) names."""
+def draw_knock(spec: EpisodeSpec, probability: float) -> Knock:
+    """The knock of the episode that (task, split, index) names; never, but with that probability."""
     rng = episode_rng(spec, "knock")
-    happens = rng.uniform() < config.probability
-    step, angle = int(rng.integers(config.first_step, config.last_step + 1)), rng.uniform(-math.pi, math.pi)
-    return Knock(step if happens else -1, (config.speed * math.cos(angle), config.speed * math.sin(angle)))
+    happens = rng.uniform() < probability
+    step, angle = int(rng.integers(KNOCK_STEPS[0], KNOCK_STEPS[1] + 1)), rng.uniform(-math.pi, math.pi)
+    return Knock(step if happens else -1, (KNOCK_SPEED * math.cos(angle), KNOCK_SPEED * math.sin(angle)))
 
 
 def knocked_velocity(knock: Knock, position: np.ndarray) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -19,10 +19,10 @@ CALLER_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedE
 class SimOptions(Protocol):
     """The part of `sim.base.SimConfig` that vector runners use."""
 
+    step_timeout: ClassVar[float]
+
     @property
     def num_workers(self) -> int: ...
-    @property
-    def step_timeout(self) -> float: ...
     @property
     def render_devices(self) -> Asked: ...
     def env_spec(self) -> EnvSpec: ...

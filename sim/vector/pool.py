@@ -16,9 +16,8 @@ import subprocess
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import connection as mp_connection
 from typing import Any, Protocol, cast
 
@@ -57,14 +56,14 @@ class Worker(ABC):
     Attributes:
         name: for messages, such as "worker 2". env_ids: the environments that it holds.
         failures: since its last completed step. ready: its environments exist. heard: when it last spoke, in seconds.
-        start_timeout, step_timeout: seconds; the option that sets the latter is `timeout_option`.
+        start_timeout, step_timeout: seconds; `timeout_option` names the option that sets the latter, if one does.
     """
 
     connection: Channel
     ready: bool = False
     failures: int = 0
     heard: float = 0.0
-    timeout_option = "env.step_timeout"
+    timeout_option = ""
 
     def __init__(self, name: str, env_ids: list[int], start_timeout: float, step_timeout: float) -> None:
         self.name, self.env_ids = name, env_ids
@@ -118,7 +117,8 @@ class Worker(ABC):
         """
         why = f"{problem}{self.log_tail()}" if problem else self.why_gone(hung=hung_seconds is not None)
         if hung_seconds is not None:
-            why = f"gave no answer for {hung_seconds:.0f} s ({self.timeout_option}) and was killed.{why}"
+            option = f" ({self.timeout_option})" if self.timeout_option else ""
+            why = f"gave no answer for {hung_seconds:.0f} s{option} and was killed.{why}"
         self.failures += 1
         self.kill()
         message = f"{self.name} (environments {self.env_ids}) {why}"
@@ -225,9 +225,6 @@ class PoolVecEnv(BaseVecEnv):
             self._frames.close()
 
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
-        return self._begin(command, arguments)()
-
-    def _begin(self, command: Command, arguments: Mapping[int, Any]) -> Callable[[], dict[int, Any]]:
         assert self._finalizer.alive, "the environment is closed"
         if command == "step" and self.record_frames and arguments:
             self._reserve_frames(max(len(chunk) for chunk in arguments.values()))
@@ -237,7 +234,7 @@ class PoolVecEnv(BaseVecEnv):
         call = _UnderWay(command, set(arguments))
         self._calls[self._serial] = call
         self._send_all(self._serial, call, arguments)
-        return partial(self._wait, self._serial, call)
+        return self._wait(self._serial, call)
 
     def _wait(self, serial: int, call: _UnderWay) -> dict[int, Any]:
         """Wait for a call's answers; those to other calls that come meanwhile are noted there."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from vla_rl.rollout.env_checks import (
     checked_actions,
     checked_ids,
 )
-from vla_rl.rollout.runner import EpisodeRunner
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ class BaseVecEnv(ABC):
     (its worker died or hung); so has one named to `_mark_broken`. Its episode is then returned as lost.
     """
 
-    runner: type[EpisodeRunner] = EpisodeRunner  # See `HalvedEnv`.
-
     def __init__(self, spec: EnvSpec, num_envs: int, record_frames: bool) -> None:
         self.spec = spec
         self.num_envs = num_envs
@@ -49,10 +46,6 @@ class BaseVecEnv(ABC):
     @abstractmethod
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
         """Run a method of `SingleEnv` in each environment: environment id -> argument to id -> answer."""
-
-    def _begin(self, command: Command, arguments: Mapping[int, Any]) -> Callable[[], dict[int, Any]]:
-        """Begin what `_call` does; what is returned waits for the answers, and here does all the work."""
-        return lambda: self._call(command, arguments)
 
     @abstractmethod
     def close(self) -> None:
@@ -75,19 +68,12 @@ class BaseVecEnv(ABC):
 
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         """Execute a chunk in each given environment (see `VecEnv.step`)."""
-        return self.begin_step(actions, env_ids)()
-
-    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
-        """Begin a step (see `HalvedEnv.begin_step`)."""
         ids = checked_ids(env_ids, self.num_envs)
         chunks = checked_actions(actions, ids, self.spec.action_dim)
         check_running("step", ids, self._status)
         alive = {i: chunk for i, chunk in zip(ids, chunks, strict=True) if self._status[i] == "running"}
-        self._set_status(ids, "ended")  # also where _begin or waiting raises
-        wait = self._begin("step", alive)
-        return lambda: self._end_step(ids, chunks.shape[1], wait())
-
-    def _end_step(self, ids: Sequence[int], num_actions: int, answers: dict[int, Any]) -> StepResult:
+        self._set_status(ids, "ended")  # also where _call raises
+        answers, num_actions = self._call("step", alive), chunks.shape[1]
         for i, answer in list(answers.items()):
             if not np.isfinite(answer.obs.state).all():
                 log.warning("environment %d: its state is no longer finite; its episode counts as lost", i)

@@ -53,7 +53,7 @@ def more_parts(episodes: Path, start: Path, of_the_dynamics: str) -> FitConfig:
 def make_env(world_model: Path, device: str, num_envs: int = 4, **imagination: Any) -> WorldModelEnv:
     """The world model as an environment, which imagines in float32 from the dummy environment's first frames."""
     options = {"path": str(world_model), "device": device, "num_envs": num_envs, "trust": {"ignore": True}}
-    options |= {"first_frames": {"kind": "dummy", **ENV.model_dump(exclude_defaults=True, exclude={"kind"})}}
+    options |= {"first_frames": {"kind": ENV.kind, **ENV.model_dump(exclude_defaults=True, exclude={"kind"})}}
     return validate(
         WorldModelEnvConfig, options | {"imagination": {"precision": "fp32", "max_disagreement": None, **imagination}}
     ).build()

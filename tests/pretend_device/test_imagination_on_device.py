@@ -79,7 +79,7 @@ def test_trust_measures_the_same(fitted, tmp_path):
     held_out = collect(tmp_path / "held_out", start_index=700)
     reports = {}
     for device in DEVICES:
-        options = MeasureConfig(inverse_updates=4, num_clips=0)
+        options = MeasureConfig(inverse_updates=4)
         measure_trust(options, fitted["cpu"], [held_out], device=device, folder=tmp_path / device)
         reports[device] = TrustReport.load(tmp_path / device / "trust.json").figures
     assert reports["cpu"].keys() == reports["pretend"].keys()

@@ -89,10 +89,8 @@ def test_members_and_penalties_wait_and_copy_no_more(device):
     world_model.set_posterior(PosteriorConfig(members=3, rank=2))
     world_model.add_inverse()
     options = {"precision": "fp32", "dual_noise": 0, "posterior": True, "ensemble": 3}
-    options |= {"action_penalty": 0.1, "disagreement_penalty": 0.1}
-    env = WorldModelEnv(
-        world_model, ToyInitialFrames(), validate(ImaginationConfig, options), NUM_ENVS, usual_disagreement=0.1
-    )
+    options |= {"action_penalty": 0.1}
+    env = WorldModelEnv(world_model, ToyInitialFrames(), validate(ImaginationConfig, options), NUM_ENVS)
     env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
     env.step(push(0.1, NUM_ENVS, CHUNK))
     with counting() as counts:

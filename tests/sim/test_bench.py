@@ -38,7 +38,7 @@ def test_ours_counts_executed_steps_of_all_environments(monkeypatch: pytest.Monk
 
 
 def test_rows_and_table() -> None:
-    rows = bench.run_bench(["dummy"], num_envs=2, num_workers=0, chunk=8, seconds=0.01, image_size=16)
+    rows = bench.run_bench(["sim.dummy:DummyConfig"], num_envs=2, num_workers=0, chunk=8, seconds=0.01, image_size=16)
     assert [(r["cameras"], r["rendered"]) for r in rows] == [
         (1, "each step"),
         (1, "each 8"),
@@ -56,13 +56,13 @@ def test_simulator_that_cannot_run_costs_only_its_own_lines(monkeypatch: pytest.
         raise ImportError("hf-libero is not installed")
 
     monkeypatch.setattr(bench, "prepare_libero", missing)
-    rows = bench.run_bench(["libero", "dummy"], 1, 0, chunk=2, seconds=0.01, image_size=16)
+    rows = bench.run_bench(["libero", "sim.dummy:DummyConfig"], 1, 0, chunk=2, seconds=0.01, image_size=16)
     assert rows[0] == {"environment": "libero", "skipped": "hf-libero is not installed"}
     assert len(rows) == 5
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--kinds", "dummy", "--seconds", "0.01", "--image-size", "16", "--json"]) == 0
+    assert bench.main(["--kinds", "sim.dummy:DummyConfig", "--seconds", "0.01", "--image-size", "16", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 4
     with pytest.raises(SystemExit):
         bench.main(["--chunk", "0"])
@@ -70,7 +70,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_behind_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--kinds", "dummy", "--seconds", "0.02", "--image-size", "16", "--remote", ""]
+    options = ["--kinds", "sim.dummy:DummyConfig", "--seconds", "0.02", "--image-size", "16", "--remote", ""]
     assert bench.main([*options, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["here"] > 0 and row["there"] > 0 and row["low"] <= row["ratio"] <= row["high"]

@@ -154,8 +154,8 @@ def test_the_same_spec_is_the_same_perturbation_and_a_keyframe_keeps_it() -> Non
 
 
 def test_what_an_environment_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env\.perturb\.axis: got 'camera'; DummyConfig has: none"):
-        build_component("env", {"kind": "dummy", "perturb": {"axis": "camera", "level": 1}})
+    with pytest.raises(ConfigError, match=r"env\.perturb: unknown"):
+        build_component("env", {"kind": "sim.dummy:DummyConfig", "perturb": {"axis": "camera", "level": 1}})
     with pytest.raises(ConfigError, match=r"env\.perturb\.level"):
         build_component("env", {"kind": "tabletop", "perturb": {"axis": "camera", "level": 4}})
     assert DummyConfig.perturb_axes == () and CLEAN.perturbed("light", 3).env_spec().title == "tabletop/light-3"

@@ -18,7 +18,7 @@ RECIPE: dict[str, Any] = {
     "name": "tiny",
     "seed": 3,
     "num_threads": 1,
-    "env": {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
+    "env": {"kind": "sim.dummy:DummyConfig", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
     # Two states from which a random walk succeeds now and then: the dot starts near the square.
     "sampling": {"first_state": 7, "train_states": 2},
     "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},

@@ -17,7 +17,6 @@ from vla_rl.algorithms.batch import (
     decisions,
     has_spread,
     log_prob_gap,
-    rollout_log_prob,
     shuffle_advantages,
 )
 from vla_rl.algorithms.options import AlgoOptions, LearnerOptions
@@ -63,14 +62,11 @@ def episode_batch(
         episodes: none lost.
         advantage: float64 (E,). included: bool (E,), the episodes that are in the batch.
     """
-    episode, chunk, chunks, valid = decisions(episodes, config.mask_after_success)
+    episode, chunk, chunks, valid = decisions(episodes)
     rows = np.flatnonzero(included[episode])
     episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
     dense = np.where(valid, advantage[episode][:, None], 0.0).astype(np.float32)
     batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
-    if not config.recompute_old_log_prob:
-        batch.old_log_prob = rollout_log_prob(chunks)
-        return batch
     needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
     batch.old_log_prob[rows], _ = evaluate(episodes, episode[rows], chunk[rows], chunks.select(rows))

@@ -37,8 +37,7 @@ class Batch:
         chunks: the N chunks drawn.
         valid: bool (N, H), actions that count.
         advantage: float32 (N, H), zero where not valid.
-        old_log_prob: float32 (N, H, A), of the policy before the update, to which ratios are taken; with
-            `algo.proximal: interpolate` of the policy that drew the chunk, where that is an earlier one.
+        old_log_prob: float32 (N, H, A), of the policy before the update, to which ratios are taken.
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
@@ -114,13 +113,11 @@ class Pool:
         return len(self.rank)
 
 
-def decisions(
-    episodes: Sequence[Episode], mask_after_success: bool
-) -> tuple[np.ndarray, np.ndarray, ActionChunk, np.ndarray]:
+def decisions(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray, ActionChunk, np.ndarray]:
     """Return (episode, chunk, chunks, valid) of every decision of at least one episode, as in `Batch`."""
     lengths = [e.num_chunks for e in episodes]
     episode, chunk = np.repeat(np.arange(len(episodes)), lengths), np.concatenate([np.arange(n) for n in lengths])
-    valid = np.concatenate([valid_actions(e, mask_after_success) for e in episodes])
+    valid = np.concatenate([valid_actions(e) for e in episodes])
     return episode, chunk, ActionChunk.concatenate([e.chunks for e in episodes]), valid
 
 
@@ -145,13 +142,11 @@ def with_inputs(policy: Policy, episodes: list[Episode]) -> list[Episode]:
     return [replace(e, inputs=policy.prepare(e.obs)) for e in episodes]
 
 
-def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarray:
-    """Return which actions of an episode count in the loss, bool (K, H): with the mask those executed, up to and with
-    the one that first succeeded; without it all that were drawn, also those that the episode's end cut off.
+def valid_actions(episode: Episode) -> np.ndarray:
+    """Return which actions of an episode count in the loss, bool (K, H): those executed, up to and with the one that
+    first succeeded.
     """
     num_actions = episode.reward.shape[1]
-    if not mask_after_success:
-        return np.ones((episode.num_chunks, num_actions), bool)
     executed = np.arange(num_actions) < episode.num_steps[:, None]
     ended = np.cumsum(episode.terminated.reshape(-1)).reshape(executed.shape) - episode.terminated > 0
     return executed & ~ended

@@ -16,10 +16,9 @@ class GRPOConfig(GroupConfig):
 
     kind: Literal["grpo"] = "grpo"
     normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
-    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        advantage = group_relative(rewards, groups, self.normalize_std, self.advantage_eps)
+        advantage = group_relative(rewards, groups, self.normalize_std)
         return advantage, np.ones(len(rewards), bool)
 
 

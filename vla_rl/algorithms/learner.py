@@ -21,7 +21,7 @@ from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_obse
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.options import AlgoOptions, Control
 from vla_rl.algorithms.sharding import shard
-from vla_rl.algorithms.stale import at_hand, decouple, has_stale
+from vla_rl.algorithms.stale import decouple, has_stale
 from vla_rl.common.distributed.fsdp import like, swap_weights
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.common.progress import Stopwatch
@@ -112,10 +112,9 @@ class Learner:
         has_versions = any(e.chunks.version is not None for e in usable)  # In every process, or in none.
         is_stale = has_versions and has_stale(usable, self.iteration, self.config, self.world)
         with self.world.unsharded(self.policy):
-            evaluate = at_hand(self._evaluate, self.iteration, self.config) if is_stale else self._evaluate
-            batch = self.config.make_batch(usable, evaluate, shuffle, self.world)
+            batch = self.config.make_batch(usable, self._evaluate, shuffle, self.world)
             if is_stale:
-                batch = decouple(batch, self.iteration, self.config, self._evaluate, self.world)
+                batch = decouple(batch, self.iteration, self.config, self.world)
         batch.chunks = replace(batch.chunks, version=None)  # What it meant is in the batch.
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, torch.Tensor]
 
+# Largest importance weight of a chunk that an earlier policy drew (AReaL, arXiv 2505.24298, truncates likewise).
+BEHAVIOR_CAP = 2.0
+# Error of the critic from which its loss grows linearly. Returns are at most 1 where success pays 1, so that only a
+# critic gone astray gets there.
+HUBER_DELTA = 10.0
 FIXED_ENTROPY = (
     "algo.entropy_coef: got {:g}, but this policy's entropy does not depend on what is trained, so that a bonus does "
     "nothing: the noise of Flow-SDE, of diffusion policies and of ACT is fixed. Set it to 0; or, for a flow policy "
@@ -78,10 +83,8 @@ def surrogate_loss(
     weights = tensor(weight, log_prob)
     old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)
     behavior = None
-    if batch.behavior_log_prob is not None and batch.lag is not None:
+    if batch.behavior_log_prob is not None:
         behavior = tensor(batch.behavior_log_prob[rows], log_prob)
-        if config.proximal == "interpolate":
-            old = interpolated_proximal(old, log_prob, tensor(batch.lag[rows], log_prob))
     loss, metrics = policy_loss(config, log_prob, old, advantage, weights, behavior)
     metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]
@@ -147,10 +150,10 @@ def policy_loss(
 
     With `behavior` it is the decoupled objective (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298): the
     ratio is clipped around the proximal policy `old`, and each unit counts by the importance weight
-    min(old / behavior, `behavior_cap`), through which no gradient goes.
+    min(old / behavior, BEHAVIOR_CAP), through which no gradient goes.
 
     Args:
-        config: its ratio_level, clips and cap. log_prob, old: (B, H, A).
+        config: its ratio_level and clips. log_prob, old: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
         weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
         behavior: (B, H, A), of the policies that drew the chunks; None: `old` is theirs.
@@ -165,13 +168,13 @@ def policy_loss(
     else:
         unit_weight = weight.sum(-1)
         unit_advantage = (advantage * weight).sum(-1) / unit_weight.clamp_min(torch.finfo(weight.dtype).tiny)
-    clips = config.clip_low, config.clip_high, config.dual_clip
+    clips = config.clip.low, config.clip.high, config.clip.dual
     per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, *clips)
     metrics = ratio_metrics(log_ratio, unit_weight, is_clipped)
     if behavior is not None:
         importance = bounded(_of_units(torch.where(counts, old - behavior, 0.0), config)).exp()
-        per_unit = per_unit * importance.clamp_max(config.behavior_cap)
-        metrics |= importance_metrics(importance, unit_weight, config.behavior_cap)
+        per_unit = per_unit * importance.clamp_max(BEHAVIOR_CAP)
+        metrics |= importance_metrics(importance, unit_weight, BEHAVIOR_CAP)
     return (unit_weight * per_unit).sum(), metrics
 
 
@@ -180,19 +183,6 @@ def _of_units(difference: torch.Tensor, config: AlgoOptions) -> torch.Tensor:
     if config.ratio_level == "token":
         return difference
     return difference.sum(-1) if config.ratio_level == "action" else difference.sum((-1, -2))
-
-
-def interpolated_proximal(old: torch.Tensor, log_prob: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:
-    """Estimate the log-probability before the update, without gradient, between the behavior's and the current one.
-
-    The behavior policy is version v - lag, the one that learns becomes v + 1, and v lies between them:
-    old + lag / (lag + 1) (log_prob - old), as AReaL approximates it. With lag 0 it is `old`, to the bit.
-
-    Args:
-        old: (B, H, A), the behavior's. log_prob: (B, H, A). lag: (B,).
-    """
-    share = (lag / (lag + 1))[:, None, None]
-    return torch.where(share > 0, old + share * (log_prob.detach() - old), old)
 
 
 @torch.no_grad()
@@ -259,11 +249,9 @@ def value_loss(
     target: torch.Tensor,
     old_value: torch.Tensor,
     *,
-    kind: str = "huber",
     clip: float | None = 0.2,
-    huber_delta: float = 10.0,
 ) -> torch.Tensor:
-    """Return the critic's loss, summed over decisions: 0.5 error^2, or Huber; the worse of clipped and not.
+    """Return the critic's loss, summed over decisions: Huber's of the error; the worse of clipped and not.
 
     Value clipping: V may differ from the rollout's by at most `clip` (Schulman's PPO code; Engstrom et al. 2020).
 
@@ -272,9 +260,7 @@ def value_loss(
     """
 
     def error(x: torch.Tensor) -> torch.Tensor:
-        if kind == "huber":
-            return torch.nn.functional.huber_loss(x, target, reduction="none", delta=huber_delta)
-        return 0.5 * (x - target) ** 2
+        return torch.nn.functional.huber_loss(x, target, reduction="none", delta=HUBER_DELTA)
 
     loss = error(value)
     if clip is not None:

@@ -6,15 +6,15 @@ for a 7B policy trained whole. A recipe for a small policy sets a larger one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.algorithms.batch import Batch, Evaluate
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import ConfigError
+from vla_rl.config import Config
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.training.config import OptimConfig, OptimizedConfig
 from vla_rl.types import Episode
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
 LossReduction = Literal["token_mean", "trajectory_mean"]
-Proximal = Literal["recompute", "interpolate"]
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -43,6 +42,18 @@ class LearnerOptions(TypedDict, total=False):
     control: Control
     stopwatch: Stopwatch
     world: ProcessGroup
+
+
+class ClipConfig(Config):
+    """Bounds on the probability ratio."""
+
+    low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - low.")
+    high: float = Field(default=0.28, gt=0, description="The ratio is clipped above at 1 + high (DAPO's clip-higher).")
+    dual: float | None = Field(
+        default=None,
+        gt=1,
+        description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3).",
+    )
 
 
 class AlgoOptions(OptimizedConfig):
@@ -75,49 +86,12 @@ class AlgoOptions(OptimizedConfig):
         default=32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
     )
     # Surrogate.
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(
-        default=0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
-    )
-    dual_clip: float | None = Field(
-        default=None,
-        gt=1,
-        description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3).",
-    )
+    clip: ClipConfig = ClipConfig()
     ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
     loss_reduction: LossReduction = Field(
         default="token_mean",
         description="token_mean: every token of a minibatch counts the same; trajectory_mean: every trajectory of the "
         "rollout does.",
-    )
-    mask_after_success: bool = Field(
-        default=True, description="Leave out actions that were drawn but not executed, and any after the first success."
-    )
-    recompute_old_log_prob: bool = Field(
-        default=True,
-        description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout.",
-    )
-    proximal: Proximal = Field(
-        default="recompute",
-        description="Of chunks that an earlier policy drew: whether the policy that the ratio is taken to, as it was "
-        "before the update, is computed, or interpolated between the chunk's own and the one that learns.",
-    )
-    behavior_cap: float = Field(
-        default=2.0,
-        ge=1,
-        description="Largest importance weight, proximal over behavior policy, of chunks that an earlier policy drew.",
-    )
-    min_effective_share: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Chunks of an earlier policy are left out where, by their importance weights, they tell less than "
-        "this share of what as many fresh ones would; 0: never. Needs proximal=recompute.",
-    )
-    skip_zero_advantage: bool = Field(
-        default=True,
-        description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
-        "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
     )
     # Regularizers.
     kl_coef: float = Field(
@@ -127,15 +101,6 @@ class AlgoOptions(OptimizedConfig):
     bc_coef: float = Field(
         default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
     )
-
-    @model_validator(mode="after")
-    def _share_is_of_weights(self) -> Self:
-        if self.min_effective_share and self.proximal == "interpolate":
-            raise ConfigError(
-                f"algo.min_effective_share: got {self.min_effective_share:g} with proximal 'interpolate', which knows "
-                "no importance weights before the update; set proximal=recompute, or min_effective_share=0"
-            )
-        return self
 
     @property
     def critic_lr(self) -> float | None:
@@ -149,8 +114,8 @@ class AlgoOptions(OptimizedConfig):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
-        return self.skip_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
+        """Whether decisions with advantage 0 have no gradient, and need no pass: no KL, entropy or critic term has."""
+        return not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
 
     def lr_share(self, iteration: int) -> float:
         """Return the share of the learning rates left in an iteration, counted from 0."""

@@ -17,9 +17,9 @@ from vla_rl.algorithms.batch import (
     Evaluate,
     decisions,
     log_prob_gap,
-    rollout_log_prob,
     shuffle_advantages,
 )
+from vla_rl.algorithms.options import ClipConfig
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
@@ -36,7 +36,7 @@ class PPOConfig(AlgoConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
 
     kind: Literal["ppo"] = "ppo"
-    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    clip: ClipConfig = ClipConfig(high=0.2)
     gamma: float = Field(
         default=0.99, gt=0, le=1, description="Discount per decision (chunk) or per action: advantage_level."
     )
@@ -52,11 +52,8 @@ class PPOConfig(AlgoConfig):
     normalize_std: bool = Field(
         default=True, description="Shift and scale the batch's advantages to mean 0, deviation 1."
     )
-    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
     value_lr: float = Field(default=3e-3, gt=0, description="Learning rate of the value head.")
     value_coef: float = Field(default=0.5, gt=0, description="Weight of the value loss.")
-    value_loss: Literal["huber", "mse"] = "huber"
-    huber_delta: float = Field(default=10.0, gt=0, description="Error above which the Huber loss grows linearly.")
     value_clip: float | None = Field(
         default=0.2, gt=0, description="How far the value may move from the rollout's; null: off."
     )
@@ -79,7 +76,7 @@ class PPOConfig(AlgoConfig):
         The shuffled control permutes them over all decisions, or actions (`advantage_level`), that count; the critic
         still learns the true returns.
         """
-        episode, chunk, chunks, valid = decisions(episodes, self.mask_after_success)
+        episode, chunk, chunks, valid = decisions(episodes)
         log_prob, value = evaluate(episodes, episode, chunk, chunks)
         assert value is not None, "a policy with a value head gives values"
         bootstrap = bootstrap_values(episodes, evaluate) if self.bootstrap_truncated else np.zeros(len(episodes))
@@ -100,12 +97,11 @@ class PPOConfig(AlgoConfig):
             "critic/explained_variance": _explained_variance(all_values, all_returns),
         }
         if self.normalize_std:
-            counted = whiten(counted, self.advantage_eps)
+            counted = whiten(counted)
         dense = np.zeros(valid.shape, np.float32)
         dense[valid] = counted[own]
         metrics |= log_prob_gap(chunks.log_prob, log_prob, valid, world)
-        old_log_prob = log_prob if self.recompute_old_log_prob else rollout_log_prob(chunks)
-        return Batch(episodes, episode, chunk, chunks, valid, dense, old_log_prob, None, value, returns, metrics)
+        return Batch(episodes, episode, chunk, chunks, valid, dense, log_prob, None, value, returns, metrics)
 
     def loss(
         self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput, *, num_rows: int, only_critic: bool
@@ -120,9 +116,7 @@ class PPOConfig(AlgoConfig):
             value,
             tensor(batch.returns[rows], value),
             tensor(batch.old_value[rows], value),
-            kind=self.value_loss,
             clip=self.value_clip,
-            huber_delta=self.huber_delta,
         )
         metrics["loss/value"] = error / num_rows
         value_term = self.value_coef * metrics["loss/value"]
@@ -134,11 +128,6 @@ class PPOConfig(AlgoConfig):
             raise ConfigError(
                 "algo.ratio_level: got 'chunk' with advantage_level 'action'. One ratio per chunk cannot be weighted "
                 "by an advantage per action; allowed with 'action': ratio_level token or action."
-            )
-        if self.advantage_level == "action" and not self.mask_after_success:
-            raise ConfigError(
-                "algo.mask_after_success: got false with advantage_level 'action'. An action that was not executed has "
-                "no advantage of its own; set it to true, or advantage_level=chunk."
             )
         return self
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from vla_rl.algorithms.base import AlgoConfig, episode_batch
 from vla_rl.algorithms.batch import Batch, Evaluate, shuffle_advantages, valid_actions
@@ -23,17 +22,16 @@ class ReinforcePPConfig(AlgoConfig):
     """
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
-    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
 
     def make_batch(
         self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
     ) -> Batch:
         """Make a batch whose advantages, one per episode, are normalized over all processes' actions that count."""
         rewards, own = world.all_gather_rows(np.array([e.total_reward for e in episodes], np.float64))
-        counts = np.array([valid_actions(e, self.mask_after_success).sum() for e in episodes])
+        counts = np.array([valid_actions(e).sum() for e in episodes])
         if shuffle is not None:
             rewards = shuffle_advantages(rewards, shuffle)
-        advantage = batch_normalized(rewards, world.all_gather_rows(counts)[0], self.advantage_eps)[own]
+        advantage = batch_normalized(rewards, world.all_gather_rows(counts)[0])[own]
         return episode_batch(self, episodes, advantage, np.ones(len(episodes), bool), evaluate, world)
 
 

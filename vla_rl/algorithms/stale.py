@@ -9,8 +9,7 @@ Shape legend: N decisions (chunks), H actions, A dimensions.
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch, Evaluate, log_prob_gap, rollout_log_prob
+from vla_rl.algorithms.batch import Batch, log_prob_gap, rollout_log_prob
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.rollout.runner import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
@@ -66,51 +65,23 @@ def has_stale(episodes: Sequence[Episode], version: int, config: AlgoOptions, wo
     return found
 
 
-def at_hand(evaluate: Evaluate, version: int, config: AlgoOptions) -> Evaluate:
-    """`evaluate` for `config`: to interpolate, a stale chunk's recorded log-probabilities do, and need no forward pass.
+def decouple(batch: Batch, version: int, config: AlgoOptions, world: ProcessGroup) -> Batch:
+    """Give a batch the behavior policies' log-probabilities, and lags.
 
-    A critic's values need one all the same.
-    """
-    if config.proximal == "recompute" or config.uses_critic:
-        return evaluate
-
-    def without_stale(
-        episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
-    ) -> tuple[np.ndarray, None]:
-        log_prob = rollout_log_prob(chunks).copy()
-        rows = np.flatnonzero(lags(chunks, version) == 0)
-        log_prob[rows], _ = evaluate(episodes, episode[rows], chunk[rows], chunks.select(rows))
-        return log_prob, None
-
-    return without_stale
-
-
-def decouple(batch: Batch, version: int, config: AlgoOptions, evaluate: Evaluate, world: ProcessGroup) -> Batch:
-    """Give a batch the behavior policies' log-probabilities, lags, and of stale chunks the right old log-probabilities.
-
-    Those of chunks that do not lag stay as they are, and are their own behavior's. The batch that is returned is
-    without the chunks of a lag that tells too little (`algo.min_effective_share`). Called by all processes together.
+    Those of chunks that do not lag stay as they are, and are their own behavior's. Called by all processes
+    together.
 
     Raises:
         ValueError: the rollout recorded no log-probabilities.
     """
     batch.lag = lags(batch.chunks, version)
     is_stale, recorded = batch.lag > 0, rollout_log_prob(batch.chunks)
-    old = batch.old_log_prob.copy()
-    if config.proximal == "interpolate":
-        old[is_stale] = recorded[is_stale]
-    elif not config.recompute_old_log_prob:
-        needed = is_stale & batch.active if config.skips_zero_advantage else is_stale
-        rows = np.flatnonzero(needed)
-        old[rows], _ = evaluate(batch.episodes, batch.episode[rows], batch.chunk[rows], batch.chunks.select(rows))
-    batch.old_log_prob = old
-    batch.behavior_log_prob = np.where(is_stale[:, None, None], recorded, old)
-    if config.recompute_old_log_prob:  # Of stale chunks it would be how far the policy has moved.
-        batch.metrics.pop("rollout/log_prob_gap", None)
-        computed = batch.valid & ~is_stale[:, None]
-        if config.skips_zero_advantage:
-            computed &= batch.active[:, None]
-        batch.metrics |= log_prob_gap(batch.chunks.log_prob, old, computed, world)
+    batch.behavior_log_prob = np.where(is_stale[:, None, None], recorded, batch.old_log_prob)
+    batch.metrics.pop("rollout/log_prob_gap", None)  # Of stale chunks it would be how far the policy has moved.
+    computed = batch.valid & ~is_stale[:, None]
+    if config.skips_zero_advantage:
+        computed &= batch.active[:, None]
+    batch.metrics |= log_prob_gap(batch.chunks.log_prob, batch.old_log_prob, computed, world)
     everyones, _ = world.all_gather_rows(batch.lag)
     if len(everyones):
         batch.metrics |= {
@@ -118,37 +89,7 @@ def decouple(batch: Batch, version: int, config: AlgoOptions, evaluate: Evaluate
             "stale/lag_mean": float(everyones.mean()),
             "stale/lag_max": float(everyones.max()),
         }
-    if config.proximal == "interpolate":
-        return batch
-    shares = effective_shares(batch, config, world)
-    batch.metrics |= {f"stale/effective_share_{lag}": share for lag, share in shares.items()}
-    unfit = [lag for lag, share in shares.items() if share < config.min_effective_share]
-    batch.metrics["stale/left_out"] = float(np.isin(everyones, unfit).mean()) if len(everyones) else 0.0
-    return batch.select(np.flatnonzero(~np.isin(batch.lag, unfit))) if unfit else batch
-
-
-def effective_shares(batch: Batch, config: AlgoOptions, world: ProcessGroup) -> dict[int, float]:
-    """Return by lag (1, 2, ...) what its decisions tell beside as many fresh ones: (sum w)^2 / (n sum w^2), in (0, 1].
-
-    w is a unit's importance weight, proximal over behavior policy, before it is truncated; `algo.ratio_level` says what
-    a unit is. Decisions that need no forward pass count for nothing. Called by all processes together.
-    """
-    assert batch.lag is not None and batch.behavior_log_prob is not None, "decouple gave them"
-    counted = batch.valid & (batch.active[:, None] if config.skips_zero_advantage else True)
-    sums = list[list[float]]()
-    for lag in np.unique(batch.lag[(batch.lag > 0) & counted.any(1)]):
-        rows = np.flatnonzero((batch.lag == lag) & counted.any(1))
-        gap = np.where(counted[rows][:, :, None], batch.old_log_prob[rows] - batch.behavior_log_prob[rows], 0.0)
-        if config.ratio_level == "chunk":
-            log_weight = gap.sum((1, 2))
-        else:
-            log_weight = (gap.sum(-1) if config.ratio_level == "action" else gap)[counted[rows]].ravel()
-        weight = np.exp(np.minimum(log_weight.astype(np.float64), MAX_LOG_RATIO))
-        sums.append([int(lag), weight.size, float(weight.sum()), float((weight**2).sum())])
-    totals: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
-    for lag, *parts in itertools.chain.from_iterable(world.gather(sums)):
-        totals[lag] += parts
-    return {lag: float(total[1] ** 2 / (total[0] * total[2])) for lag, total in sorted(totals.items())}
+    return batch
 
 
 # --- earlier rollouts --------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Simulate a recipe's run on more GPUs from what its stages cost: synchronous, in halves, asynchronous.
+    """Simulate a recipe's run on more GPUs from what its stages cost: synchronous, asynchronous.
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """

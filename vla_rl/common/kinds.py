@@ -19,7 +19,6 @@ KINDS: dict[str, dict[str, str]] = {
         "robotwin": "sim.robotwin:RoboTwinConfig",
         "gymnasium": "sim.gymnasium_env:GymnasiumConfig",
         "remote": "sim.remote:RemoteConfig",
-        "dummy": "sim.dummy:DummyConfig",
         "robot": "real_robot.contract.env:RobotEnvConfig",
         "world_model": "world_model.env.config:WorldModelEnvConfig",
     },

@@ -30,7 +30,7 @@ FREE = (
     *("description", "log.*"),
     *("device", "*.device", "num_threads", "*.num_workers", "*.render_devices", "*.step_timeout", "*.start_timeout"),
     *("*.num_hosts", "env.hosts", "real_env.hosts", "*.token_file", "*.devices"),  # of kind remote and robotwin
-    *("*.assets_path", "*.max_scenes"),  # of kind libero
+    "*.assets_path",  # of kind libero
     *("distributed.*", "algo.micro_batch_size", "sft.grad_accumulation", "sft.num_threads", "sft.cache_folder"),
     *("rollout.address", "rollout.hosts", "rollout.host_*", "rollout.worker_*", "rollout.*timeout_s"),
     *("rollout.object_store_mb", "*.save_every", "*.keep_checkpoints", "*.log_every", "*.max_bad_steps"),

@@ -58,9 +58,8 @@ class DatasetConfig(Config):
         "failures and rewinding included.",
     )
     episodes_per_task: PositiveInt | None = Field(
-        default=None, description="Use this many episodes of each instruction."
+        default=None, description="Use this many episodes of each instruction, drawn at random, always the same."
     )
-    subsample_seed: NonNegativeInt = Field(default=0, description="Chooses those episodes.")
     camera_map: Annotated[dict[str, str], AfterValidator(_one_each)] = Field(
         default={},
         validate_default=False,

@@ -437,7 +437,7 @@ def _choose_episodes(config: DatasetConfig, source: LeRobotSource, episode_task:
     if config.episodes_per_task is None:
         return keep
     chosen = np.zeros_like(keep)
-    rng = np.random.default_rng(config.subsample_seed)
+    rng = np.random.default_rng(0)
     for task in np.unique(episode_task):
         candidates = np.flatnonzero(keep & (episode_task == task))
         if len(candidates) < config.episodes_per_task:

@@ -283,7 +283,7 @@ def _some_of_each(numbers: np.ndarray, task: np.ndarray, config: DatasetConfig) 
     """Up to `episodes_per_task` of the episodes of each instruction, ascending."""
     if config.episodes_per_task is None:
         return numbers
-    rng = np.random.default_rng(config.subsample_seed)
+    rng = np.random.default_rng(0)
     kept = [rng.permutation(numbers[task[numbers] == t])[: config.episodes_per_task] for t in np.unique(task)]
     return np.sort(np.concatenate(kept))
 

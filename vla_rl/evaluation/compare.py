@@ -32,8 +32,8 @@ from vla_rl.types import Split
 SCHEMA_VERSION = 1
 # Options of an environment that say how it was run and not what was run, those of older files too.
 _HOW_RUN = {
-    *("num_envs", "num_workers", "in_halves", "render_devices", "step_timeout"),
-    *("num_hosts", "hosts", "token_file", "devices", "start_timeout", "assets_path", "max_scenes"),
+    *("num_envs", "num_workers", "render_devices", "step_timeout"),
+    *("num_hosts", "hosts", "token_file", "devices", "start_timeout", "assets_path"),
     *("tasks", "cameras", "image_size", "steps_after_success"),
 }
 _UNSAID = {"rendering": "exact"}  # what older files do not say

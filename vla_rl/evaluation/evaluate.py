@@ -38,7 +38,7 @@ from vla_rl.evaluation.results import (
 )
 from vla_rl.evaluation.video import write_episode_video
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
-from vla_rl.rollout.runner import collect, derived_seed, run_episodes
+from vla_rl.rollout.runner import MAX_RETRIES, collect, derived_seed, run_episodes
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
@@ -69,7 +69,6 @@ class EvalConfig(Config):
     )
     videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
     seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
-    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
     datasets: MaybeDatasets = Field(
         default=(),
         description="env.kind robot: recorded episodes to measure action errors on, none of which the policy has "
@@ -260,7 +259,7 @@ class _EvaluationRun:
         subject = {  # The rest that the episodes depend on is the environment, which a run's recipe names.
             "policy_hash": hashed,
             "num_episodes": config.num_episodes(spec),
-            "eval": config.model_dump(mode="json", exclude={"videos", "num_envs", "max_retries"}),
+            "eval": config.model_dump(mode="json", exclude={"videos", "num_envs"}),
         }
         with EpisodeJournal(self.file, subject, self.world) as journal:
             episodes = tuple(self._episodes(env, journal))
@@ -340,7 +339,6 @@ class _EvaluationRun:
             [spec for spec, _ in batch],
             temperature=temperature,
             seed=[_episode_seed(self.config, number, spec, sample) for spec, sample in batch],
-            max_retries=self.config.max_retries,
             stopwatch=self.stopwatch,
             on_episode=keep,
         )
@@ -392,5 +390,5 @@ def _protocol(spec: EnvSpec, config: EvalConfig) -> str:
     return (
         f"{kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
         f"{modes}{plan}; an episode succeeds when the simulator says so before its horizon; an episode whose worker "
-        f"broke is run again up to {config.max_retries} times, then left out and counted as lost."
+        f"broke is run again up to {MAX_RETRIES} times, then left out and counted as lost."
     )

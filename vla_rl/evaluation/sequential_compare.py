@@ -153,7 +153,6 @@ class SequentialConfig(Config):
         description="Stop with 'no_gain' once b's advantage is surely below this; null: never.",
     )
     seed: int = Field(default=0, description="Of the action sampling.")
-    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
 
 
 class SequentialComparison(Config):
@@ -305,7 +304,6 @@ def _run(
             specs,
             temperature=config.temperature,
             seed=derived_seed(config.seed, batch, *world.stream),
-            max_retries=config.max_retries,
         )
 
 

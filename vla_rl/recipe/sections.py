@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from vla_rl.algorithms.offpolicy.config import ChooseBy, ReplayLearningConfig
 from vla_rl.config import Config
 from vla_rl.data.config import Frames
-from vla_rl.types import Split
 
+FIRST_STATE = 500_000  # First initial state of the train split that a person is beside the policy in.
 RacControl = Literal["new_states", "same_states"]
 
 
@@ -21,27 +28,19 @@ class ScriptedPersonConfig(Config):
         default="progress",
         description="What interrupts the policy. progress: for `patience` steps what the scripted expert would still "
         "have to do has not become less, or the horizon has passed; the simulator must say what remains (the tabletop "
-        "does). clock: a share of the horizon has passed.",
+        "does). clock: 80 % of the horizon have passed.",
     )
     patience: PositiveInt = Field(default=10, description="Control steps without progress that are an alarm.")
-    alarm_fraction: PositiveFloat = Field(
-        default=0.8,
-        le=1,
-        description="With alarm=clock: share of the horizon after which an episode that is not solved is interrupted. "
-        "Earlier, and more episodes that were going well are interrupted.",
-    )
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy while it collects; 0 is greedy.")
     operator_steps: PositiveInt = Field(default=48, description="Control steps that an episode has beyond its horizon.")
 
 
-class RacConfig(ScriptedPersonConfig):
+class RacConfig(Config):
     """Recover and correct (RaC, arXiv 2509.07953) in a simulator, with its scripted expert as the person."""
 
+    person: ScriptedPersonConfig = ScriptedPersonConfig()
     rounds: PositiveInt = Field(default=2, description="Times that episodes are collected and the policy is trained.")
     episodes_per_task: PositiveInt = Field(default=12, description="Episodes of each task in a round.")
-    start_index: NonNegativeInt = Field(
-        default=500_000, description="First initial state of the train split; each round takes the next ones."
-    )
     frames: Frames = Field(default="rac", description="Which frames of the rounds to learn from.")
     weight: PositiveFloat = Field(
         default=1.0, description="Share of all rounds together in each batch, relative to sft.datasets' weights."
@@ -64,16 +63,6 @@ class PracticeConfig(Config):
     )
     attempts: PositiveInt = Field(
         default=3, description="Failures in a row in one scene, after which a person resets it."
-    )
-
-
-class HilPersonConfig(ScriptedPersonConfig):
-    """The person beside a policy that learns, which has to try what it would not do by itself."""
-
-    temperature: NonNegativeFloat = Field(
-        default=1.0,
-        description="Of the policy while it collects. 0: greedy; a policy that chooses among chunks then draws them "
-        "with the same noise at every decision, and never tries others.",
     )
 
 
@@ -109,19 +98,11 @@ class HilConfig(ReplayLearningConfig):
     publish_every: PositiveInt = Field(
         default=20, description="Episodes learned from until the policy is published, and a checkpoint saved."
     )
-    start_index: NonNegativeInt = Field(
-        default=500_000, description="actor=simulator: first initial state of the train split."
-    )
     prior_share: float = Field(
         default=0.5, ge=0, lt=1, description="Share of each batch from the prior: logged episodes and interventions."
     )
     warm_updates: NonNegativeInt = Field(
         default=1500, description="Updates on the logged episodes alone, first; 0 with prior=none: no dataset is read."
-    )
-    takeover: Literal["continues", "failure"] = Field(
-        default="continues",
-        description="What a takeover means for what the policy did before it. continues: the person's success is its "
-        "own, only later (HIL-SERL); failure: its part ends there, as failed (RLIF).",
     )
     interventions: NonNegativeInt | None = Field(
         default=None,
@@ -133,10 +114,11 @@ class HilConfig(ReplayLearningConfig):
         description="actor=simulator: go on in the scene that the last episode has left; empty: the scene is reset "
         "before every episode.",
     )
-    wait: PositiveFloat = Field(
-        default=0.5, description="Seconds from one look for new episodes to the next, where nothing is to be learned."
+    person: ScriptedPersonConfig = Field(
+        default=ScriptedPersonConfig(temperature=1.0),
+        description="actor=simulator: the scripted one. The policy is at temperature 1, if nothing is said: it has to "
+        "try what it would not do by itself, and one that chooses among chunks draws the same ones each time at 0.",
     )
-    person: HilPersonConfig = Field(default_factory=HilPersonConfig, description="actor=simulator: the scripted one.")
 
     @model_validator(mode="after")
     def _fits_actor(self) -> HilConfig:
@@ -171,7 +153,6 @@ class LoopConfig(Config):
         description="Held-out episodes from each initial state, see collect.group_size; fewer states make wider "
         "intervals of the other figures.",
     )
-    first_state: NonNegativeInt = Field(default=100_000, description="First `train` state of those episodes.")
     steps_after_success: NonNegativeInt = Field(
         default=8,
         description="Control steps for which these episodes go on after success, a chunk: else the world model "
@@ -182,22 +163,10 @@ class LoopConfig(Config):
         description="Record what is seen after each control step of these episodes, see collect.every_frame; false "
         "where rendering is slow.",
     )
-    save_states: bool = Field(
-        default=True,
-        description="With sampling.keyframe_share: keep the simulator's states with the episodes, for keyframes at "
-        "contacts and exact restarts. false for a robot, which has none.",
-    )
     refit: bool = Field(
         default=True,
         description="Co-evolution: each round fits the world model again, on the new policy's episodes too. false: the "
         "later rounds stay in the first round's (an ablation).",
-    )
-    old_weight: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="A round's episodes, rollouts and held-out ones together, count this much in the next refit, "
-        "relative to the newest rollouts' 1; its square in the one after, and so on.",
     )
     controls: tuple[Literal["shuffled_rewards", "continue_bc", "online_grpo"], ...] = Field(
         default=(),
@@ -211,25 +180,6 @@ class LoopConfig(Config):
         return tuple(name for name in self.controls if name != "online_grpo")
 
 
-class HubProcesses(Config):
-    """How `--processes` runs the real programs, in real time."""
-
-    speed: PositiveFloat = Field(default=0.5, le=20, description="How many times faster than real time the robots run.")
-    hands: float = Field(
-        default=0.25,
-        gt=0,
-        le=1,
-        description="How fast the person drives, as a share of the expert's own speed (the console's teleop.speed). "
-        "The hands are two to three control steps behind what they see; from about 0.5 on they overshoot.",
-    )
-    piece: PositiveInt = Field(default=25, description="Episodes after which the programs are started anew.")
-    waits: PositiveFloat = Field(
-        default=3.0,
-        description="Times its horizon that a policy may drive without asking for help, until the person comes and "
-        "ends the episode.",
-    )
-
-
 class HubConfig(Config):
     """How many robots, which episodes, what asks for help, and how long the person needs."""
 
@@ -237,8 +187,6 @@ class HubConfig(Config):
         default=(1, 2, 4), min_length=1, description="Numbers of robots to measure, each with one person."
     )
     episodes_per_task: PositiveInt = Field(default=40, description="Episodes of each task, the same for each number.")
-    split: Split = Field(default="eval", description="Split of the initial states.")
-    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split that is used.")
     alarm: Literal["detector", "progress"] = Field(
         default="detector",
         description="What asks for help. detector: the failure detector `hub.detector`, fitted first by the recipe's "
@@ -257,9 +205,4 @@ class HubConfig(Config):
     hand_over: NonNegativeFloat = Field(
         default=3.0, description="Seconds from when the person turns to a robot until it moves."
     )
-    head_start: NonNegativeFloat = Field(
-        default=30.0,
-        description="Seconds that a robot whose score is twice its threshold counts as if it had waited longer.",
-    )
-    processes: HubProcesses = Field(default=HubProcesses(), description="For `vla-rl hub measure --processes`.")
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy's sampling; 0 is greedy.")

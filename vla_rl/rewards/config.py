@@ -14,8 +14,8 @@ from vla_rl.training.config import OptimConfig, TrainerConfig
 class RewardNetworkConfig(Config):
     """The network: convolutions on the first, the last and the present image, modulated by the words."""
 
-    width: PositiveInt = Field(default=48, description="Channels; a multiple of 16.", multiple_of=16)
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="While training.")
+    width: int
+    dropout: float
 
 
 class RewardFitConfig(TrainerConfig):
@@ -48,7 +48,7 @@ class RewardFitConfig(TrainerConfig):
     image_size: PositiveInt = Field(default=64, description="Side that images are resized to, pixels.")
     cameras: tuple[str, ...] = Field(default=(), description="Cameras that it sees; empty: all of the environment's.")
     use_state: bool = Field(default=True, description="It sees the robot's state, too.")
-    network: RewardNetworkConfig = Field(default_factory=RewardNetworkConfig)
+    width: PositiveInt = Field(default=48, description="Channels of the network; a multiple of 16.", multiple_of=16)
     control: Literal["none", "shuffled_outcomes"] = Field(
         default="none", description="Negative control: outcomes shuffled among each task's episodes."
     )

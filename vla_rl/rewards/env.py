@@ -7,13 +7,13 @@ success, else the horizon does. The truth is kept beside it, in `info["true_succ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from vla_rl.interfaces import HalvedEnv, ProgressEnv
+from vla_rl.interfaces import ProgressEnv, VecEnv
 from vla_rl.rewards.base import RewardModel
 from vla_rl.rollout.env_checks import checked_ids
 from vla_rl.rollout.practice import PracticeEnv
@@ -23,7 +23,7 @@ from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
 NEVER = 10**9  # Control steps after a success: the simulator does not end an episode for it.
 
 
-class WholeEnv(HalvedEnv, ProgressEnv, PracticeEnv, Protocol):
+class WholeEnv(ProgressEnv, PracticeEnv, VecEnv, Protocol):
     """What every simulator of `SimConfig` can."""
 
 
@@ -35,7 +35,7 @@ class RewardedEnv(WholeEnv):
     """
 
     def __init__(self, env: WholeEnv, reward: RewardModel) -> None:
-        self.num_envs, self.runner, self._env, self._reward = env.num_envs, env.runner, env, reward
+        self.num_envs, self._env, self._reward = env.num_envs, env, reward
         self.spec = replace(env.spec, approximation="success is what env.reward says")
         self._since = np.zeros(env.num_envs, np.int64)  # Control steps, since it was last judged.
         self._said = {name: np.zeros(env.num_envs, np.float32) for name in ("success", "progress")}  # Then.
@@ -56,13 +56,6 @@ class RewardedEnv(WholeEnv):
         self._check_interval(actions.shape[1])
         ids = checked_ids(env_ids, self.num_envs)
         return self._judged(self._env.step(actions, ids), ids)
-
-    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
-        """See `HalvedEnv.begin_step`, and `step`."""
-        self._check_interval(actions.shape[1])
-        ids = checked_ids(env_ids, self.num_envs)
-        wait = self._env.begin_step(actions, ids)
-        return lambda: self._judged(wait(), ids)
 
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
         """See `VecEnv.save_state`."""

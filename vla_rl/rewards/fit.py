@@ -20,7 +20,7 @@ from vla_rl.evaluation.probability import fit_probability, sigmoid_fit
 from vla_rl.evaluation.signal import auc_figure
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
-from vla_rl.rewards.config import RewardFitConfig
+from vla_rl.rewards.config import RewardFitConfig, RewardNetworkConfig
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.model import LearnedReward, RewardFacts, RewardNetwork, logits, seen
 from vla_rl.training.trainer import Trainer
@@ -32,6 +32,8 @@ GET_MORE = (
     "Record more episodes of both kinds (vla-rl collect with collect.keep=all; on a robot vla-rl deploy --record), "
     "hold out a larger share of them (reward.holdout), or accept a higher reward.max_false_success."
 )
+
+DROPOUT = 0.1  # While training.
 
 
 def data_needs(config: RewardFitConfig, spec: EnvSpec) -> DataNeeds:
@@ -69,7 +71,7 @@ def fit_reward(
     cameras = tuple(frames.parts[0].images)
     state_dim = frames.parts[0].state.shape[1] if config.use_state else 0
     torch.manual_seed(seed)
-    network = RewardNetwork(config.network, len(cameras), state_dim)
+    network = RewardNetwork(RewardNetworkConfig(width=config.width, dropout=DROPOUT), len(cameras), state_dim)
     if state_dim:
         _normalize(network, train)
     network.to(device)
@@ -203,7 +205,7 @@ def _calibrated(
             f"that does reaches {best:.0%}). Fit it longer (reward.steps) or on more episodes. {GET_MORE}"
         )
     return RewardFacts(
-        network=config.network,
+        network=RewardNetworkConfig(width=config.width, dropout=DROPOUT),
         cameras=cameras,
         image_size=config.image_size,
         state_dim=state_dim,

@@ -13,6 +13,7 @@ from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.interfaces import PlanningConfig
 from vla_rl.types import EpisodeSpec, Split
 
+MAX_TRIES = 5  # With keep=successes a task is given up after this many times `episodes_per_task` episodes.
 MAX_ATTEMPTS = 3  # Of one episode whose worker dies, before it is given up.
 
 
@@ -51,15 +52,11 @@ class CollectConfig(Config):
         description="Keep every episode, or those that succeed; if not given, the expert's successes, and all of a "
         "policy's. A world model learns from failures too: all.",
     )
-    max_attempts: PositiveInt = Field(
-        default=5, description="With keep=successes: give a task up after this many times episodes_per_task attempts."
-    )
     noise: NonNegativeFloat = Field(
         default=0.0,
         description="Standard deviation of Gaussian noise on the translation (first three dimensions) of the executed "
         "expert action, in action units; the recorded label is the clean action (DART, arXiv 1703.09327).",
     )
-    rotation_noise: NonNegativeFloat = Field(default=0.0, description="The same for the others, but for the gripper.")
     noise_hold: PositiveInt = Field(default=1, description="Control steps for which each noise sample is held.")
     temperature: NonNegativeFloat = Field(default=1.0, description="Of the policy's sampling; 0 is greedy.")
     every_frame: bool = Field(
@@ -127,7 +124,7 @@ class CollectConfig(Config):
                 "episode's initial state, so those of one episode would stand for all of its group. Set "
                 "collect.group_size=1"
             )
-        if self.source == "policy" and (self.noise or self.rotation_noise):
+        if self.source == "policy" and self.noise:
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")
         return self
 
@@ -174,7 +171,7 @@ class RecordingPlan:
         else:
             if need <= self.running[task]:  # Enough are under way, should all succeed.
                 return None
-            most = config.max_attempts * config.episodes_per_task
+            most = MAX_TRIES * config.episodes_per_task
         if tried.total() >= most:
             return None
         stop = config.start_index - (-most // config.group_size)

@@ -17,9 +17,9 @@ from pydantic import SerializeAsAny
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, component
-from vla_rl.interfaces import EnvConfig, HalvedEnv, Policy, VecEnv
+from vla_rl.interfaces import EnvConfig, Policy, VecEnv
 from vla_rl.policies.base import PolicyConfig
-from vla_rl.rollout.runner import EpisodeRunner, collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 
@@ -134,17 +134,6 @@ class LaterEnv:
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         """See `VecEnv.step`."""
         return self._built().step(actions, env_ids)
-
-    @property
-    def runner(self) -> type[EpisodeRunner]:
-        """See `HalvedEnv`; `EpisodeRunner` where the environment knows no halves."""
-        return getattr(self._built(), "runner", EpisodeRunner)
-
-    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
-        """See `HalvedEnv.begin_step`."""
-        built = self._built()
-        assert isinstance(built, HalvedEnv), "asked only where its runner steps by halves"
-        return built.begin_step(actions, env_ids)
 
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
         """See `VecEnv.save_state`."""

@@ -23,6 +23,12 @@ from vla_rl.types import Episode, EpisodeSpec
 # draws of Group DRO.
 _TASKS, _STATES, _THOMPSON, _KEYFRAMES, _PERTURBATIONS, _WORST = 1, 2, 3, 4, 5, 6
 CLEAN = "clean"
+VADE_PRIOR = 1.0  # Both parameters of the Beta prior: every rate is as likely.
+# What is kept of the evidence on what was just rolled out, which the policy has outgrown; and on all else, so that what
+# was found solved or hopeless is tried again.
+VADE_DECAY, VADE_IDLE_DECAY = 0.8, 0.95
+DRO_STEP = 0.5  # Step size of the weights' exponential update.
+DRO_FLOOR = 0.2  # Share of the groups that is spread evenly, so that all are seen.
 
 Arm = tuple[str, int | None]
 
@@ -56,13 +62,6 @@ class SamplingConfig(Config):
     perturb: PerturbedTrainingConfig | None = Field(
         default=None, description="Perturb train episodes, {axes: [camera, light], levels: [1, 2]}; null: not."
     )
-    dro_step: float = Field(default=0.5, gt=0, description="group_dro: step size of the weights' exponential update.")
-    dro_floor: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="group_dro: share of the groups that is spread evenly, so that all are seen.",
-    )
     level: Literal["task", "state"] = Field(
         default="task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."
     )
@@ -71,11 +70,6 @@ class SamplingConfig(Config):
         description="Distinct initial states per task, revisited in shuffled order; null: a fresh one every time.",
     )
     first_state: NonNegativeInt = Field(default=0, description="Index of the first initial state in the train split.")
-    prior: float = Field(default=1.0, gt=0, description="vade: both parameters of the Beta prior.")
-    decay: float = Field(
-        default=0.8, gt=0, le=1, description="vade: what is kept of the evidence on what was just rolled out."
-    )
-    idle_decay: float = Field(default=0.95, gt=0, le=1, description="vade: what is kept of the evidence on all else.")
     keyframe_share: float = Field(
         default=0.0, ge=0, le=1, description="Share of the groups that begin at keyframes, not at initial states."
     )
@@ -276,17 +270,16 @@ class VadeSampler(TaskSampler):
             number = self._number.get((spec.task, None if self._arms[0][1] is None else spec.index))
             if number is not None and not episode.lost and spec.keyframe is None:
                 new[0 if episode.success else 1, number] += 1
-        keep = np.where(new.sum(0) > 0, self.config.decay, self.config.idle_decay)
+        keep = np.where(new.sum(0) > 0, VADE_DECAY, VADE_IDLE_DECAY)
         self._successes = self._successes * keep + new[0]
         self._failures = self._failures * keep + new[1]
 
     def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
         generator = np.random.default_rng([self.seed, _THOMPSON, self._num_drawn])
-        prior = self.config.prior
         free = np.ones(len(self._arms), bool)
         specs = []
         for _ in range(num_groups):
-            rate = generator.beta(self._successes + prior, self._failures + prior)
+            rate = generator.beta(self._successes + VADE_PRIOR, self._failures + VADE_PRIOR)
             number = int(np.argmax(np.where(free, rate * (1 - rate), -1.0)))
             task, index = self._arms[number]
             if index is None:
@@ -318,9 +311,9 @@ class GroupDroSampler(TaskSampler):
     """Draws those cells, tasks by axes of `perturb`, most often that fail most.
 
     Group DRO (Sagawa et al. 2020, arXiv 1911.08731, algorithm 1) with the weights as probabilities of being drawn:
-    after each rollout the weight of each cell is multiplied by exp(dro_step * loss), and all are normalized. The loss
+    after each rollout the weight of each cell is multiplied by exp(DRO_STEP * loss), and all are normalized. The loss
     is one minus the cell's success rate, of the last rollout that had the cell; before the first, 1. Unlike in the
-    paper, a cell that was not drawn is updated too, by what is last known of it, and `dro_floor` of the draws are even.
+    paper, a cell that was not drawn is updated too, by what is last known of it, and DRO_FLOOR of the draws are even.
     """
 
     def __post_init__(self) -> None:
@@ -333,8 +326,7 @@ class GroupDroSampler(TaskSampler):
     @property
     def probabilities(self) -> np.ndarray:
         """Of each cell to be drawn, float64 (cells,): tasks in order, within each the axes."""
-        floor = self.config.dro_floor
-        return (1 - floor) * self._weights + floor / len(self._cells)
+        return (1 - DRO_FLOOR) * self._weights + DRO_FLOOR / len(self._cells)
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
@@ -346,7 +338,7 @@ class GroupDroSampler(TaskSampler):
         for number, cell in enumerate(self._cells):
             if outcomes[cell]:
                 self._losses[number] = 1 - np.mean(outcomes[cell])
-        weights = self._weights * np.exp(self.config.dro_step * self._losses)
+        weights = self._weights * np.exp(DRO_STEP * self._losses)
         self._weights = weights / weights.sum()
 
     def metrics(self) -> dict[str, float]:

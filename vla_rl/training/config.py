@@ -52,9 +52,16 @@ class TrainerConfig(OptimizedConfig):
 
     steps: PositiveInt = Field(default=1000, description="Optimizer updates.")
     batch_size: PositiveInt = Field(default=64, description="Examples per update.")
-    final_lr_fraction: float = Field(
-        default=0.0, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
-    )
+
+    @property
+    def last_lr_share(self) -> float:
+        """Share of the peak learning rate that a cosine decay after the warm-up ends at; 1: no decay."""
+        return 0.0
+
+
+class AveragedConfig(TrainerConfig):
+    """A training whose result may be an average of its weights."""
+
     ema_decay: float = Field(
         default=0.0,
         ge=0,
@@ -63,7 +70,7 @@ class TrainerConfig(OptimizedConfig):
     )
 
 
-class SFTConfig(TrainerConfig):
+class SFTConfig(AveragedConfig):
     """Behavior cloning of a policy on demonstrations."""
 
     optim: OptimConfig = Field(default=OptimConfig(warmup_steps=100), description="Warms up in `steps` at most.")
@@ -95,6 +102,10 @@ class SFTConfig(TrainerConfig):
     save_every: PositiveInt = Field(default=500, description="Steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
     num_threads: NonNegativeInt = Field(default=0, description="torch threads on a CPU; 0 leaves them as they are.")
+
+    @property
+    def last_lr_share(self) -> float:
+        return self.final_lr_fraction
 
 
 class TrainConfig(Config):

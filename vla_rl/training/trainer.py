@@ -20,7 +20,7 @@ from vla_rl.common.distributed.fsdp import like, local
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.common.distributed.tensor_files import CheckpointError
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
-from vla_rl.training.config import TrainerConfig
+from vla_rl.training.config import AveragedConfig, TrainerConfig
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, read_scalars
 
 Loss = Callable[[int], tuple[torch.Tensor, Mapping[str, Any]]]
@@ -61,12 +61,12 @@ def warmup_factor(step: int, warmup_steps: int) -> float:
 
 
 def lr_factor(step: int, config: TrainerConfig) -> float:
-    """Return the share of the peak learning rate at a step: warm-up, then a cosine to `final_lr_fraction`."""
+    """Return the share of the peak learning rate at a step: warm-up, then a cosine to `last_lr_share`."""
     warmup = config.optim.warmup_steps
     if step < warmup:
         return warmup_factor(step, warmup)
     done = min((step - warmup) / max(config.steps - warmup, 1), 1.0)
-    return config.final_lr_fraction + (1 - config.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * done))
+    return config.last_lr_share + (1 - config.last_lr_share) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class Trainer:
@@ -75,7 +75,7 @@ class Trainer:
     Attributes:
         parameters: what is trained, by name.
         masters: what the optimizers step on: float32 copies of the parameters, or the parameters themselves.
-        ema: averaged weights by name; empty when `config.ema_decay` is 0.
+        ema: averaged weights by name; empty without `ema_decay`.
         num_steps: steps taken, skipped ones included.
     """
 
@@ -111,7 +111,8 @@ class Trainer:
         self.masters: Mapping[str, torch.Tensor] = self.parameters
         if keep_masters:
             self.masters = {n: p.detach().float().clone().requires_grad_() for n, p in self.parameters.items()}
-        self.ema = {n: m.detach().clone() for n, m in self.masters.items()} if config.ema_decay else {}
+        self.decay = config.ema_decay if isinstance(config, AveragedConfig) else 0.0
+        self.ema = {n: m.detach().clone() for n, m in self.masters.items()} if self.decay else {}
         self.optimizers = build_optimizers(config.optim, self.masters)
         self._schedulers = [scheduler(optimizer) for optimizer in self.optimizers] if scheduler is not None else []
         self.num_steps = 0
@@ -203,7 +204,7 @@ class Trainer:
         for name, master in self._copies.items():
             self.parameters[name].copy_(master)
         # Early averages would remember the start: the decay rises to its value.
-        decay = min(self.config.ema_decay, (1 + self.num_steps) / (10 + self.num_steps))
+        decay = min(self.decay, (1 + self.num_steps) / (10 + self.num_steps))
         for name, value in self.ema.items():
             local(value).lerp_(local(self.masters[name]), 1 - decay)
 

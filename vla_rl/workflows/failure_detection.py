@@ -133,7 +133,6 @@ def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_h
                     specs[start : start + size],
                     temperature=config.temperature,
                     seed=derived_seed(recipe.seed, start),
-                    max_retries=2,
                     on_episode=on_episode,
                 )
                 parts.append(embed_episodes(policy, episodes, policy_hash))

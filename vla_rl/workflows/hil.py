@@ -44,6 +44,7 @@ from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import SHUFFLE, Judged, ReplayLearning, fresh_figures, judged
 
+LOOK_SECONDS = 0.5  # From one look for new episodes to the next, where nothing is to be learned.
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
 TOGETHER = 20  # Episodes taken up together, at most.
 ACTOR_LOG = "actor.log"
@@ -149,7 +150,7 @@ class _Learner(ReplayLearning):
         if owed > 0:
             self._found.append({"updates": min(AT_ONCE, owed)} | self.learn(min(AT_ONCE, owed)))
         elif not took and not last:
-            time.sleep(self.hil.wait)
+            time.sleep(LOOK_SECONDS)
         return last and not took and owed <= 0
 
     def _owed(self) -> int:
@@ -233,7 +234,7 @@ class _Learner(ReplayLearning):
             episodes = [_labeled(self._reward, episode) for episode in episodes]
         number = max(self.replay.notes, default=-1) + 1
         with evaluation_mode(self.base):
-            fresh = recorded_transitions(self.base, episodes, self.draws(number + 1), self.hil.takeover == "failure")
+            fresh = recorded_transitions(self.base, episodes, self.draws(number + 1))
         if self.learner is not None:
             self._judged.append(judged(self.learner, fresh, self.config.critic.discount))
         if self.config.control == "shuffled_outcomes":

@@ -23,7 +23,7 @@ from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.recipe.checks import HIL
 from vla_rl.recipe.recipe import check, load_recipe
 from vla_rl.recipe.runs import HilRecipe
-from vla_rl.recipe.sections import PracticeConfig
+from vla_rl.recipe.sections import FIRST_STATE, PracticeConfig
 from vla_rl.rollout.practice import Practice, PracticeEnv
 from vla_rl.rollout.runner import RunningEpisode, derived_seed
 from vla_rl.types import EnvSpec
@@ -53,7 +53,7 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         tasks = [task for task in tasks if task != config.practice.reset_task]
     done = {(row["task"] if len(tasks) > 1 else tasks[0], row["index"]) for row in rows}
     spent = sum(row["interventions"] for row in rows)
-    numbered = [(number, spec_of(tasks, config.start_index, number)) for number in range(config.episodes)]
+    numbered = [(number, spec_of(tasks, FIRST_STATE, number)) for number in range(config.episodes)]
     numbered = [(number, one) for number, one in numbered if (one.task, one.index) not in done]
     if not numbered:
         return

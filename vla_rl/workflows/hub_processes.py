@@ -32,11 +32,17 @@ from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.recipe.checks import HUB
 from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import HubRecipe
-from vla_rl.recipe.sections import HubProcesses
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.hub_study import Show, detector_folder
 
 RESULTS, TABLE = "hub_processes.json", "hub_processes.md"
+SPEED = 0.5  # Times real time that the robots run.
+# How fast the person drives, as a share of the expert's own speed. The hands are two to three control steps behind what
+# they see; from about 0.5 on they overshoot.
+HANDS = 0.25
+PIECE = 25  # Episodes after which the programs are started anew.
+# Times its horizon that a policy may drive without asking for help, until the person comes and ends the episode.
+WAITS = 3.0
 START_SECONDS = 180.0  # that a program may take to start on a busy machine
 ENDLESS = 10**6  # control steps: an episode ends when it is solved or given up
 SLACK = 0.5  # seconds that a message may be old: a busy machine needs more than a robot's computer
@@ -57,22 +63,22 @@ def measure_processes(recipe: HubRecipe, folder: Path, show: Show, program: Sequ
         raise ConfigError("hub --processes: needs the recipe's section hub with alarm: detector; see tabletop_hub.yaml")
     config, env = recipe.hub, recipe.acting_env
     detector = detector_folder(recipe, config, folder, show)
-    states = EvalConfig(split=config.split, episodes_per_task=config.episodes_per_task, start_index=config.start_index)
+    states = EvalConfig(episodes_per_task=config.episodes_per_task)
     specs = sorted(episode_specs(env.env_spec(), states), key=lambda spec: spec.index)  # The tasks in turn.
     rows = []
     for robots in config.robots:
         pieces = []
-        for first in range(0, len(specs), config.processes.piece):
+        for first in range(0, len(specs), PIECE):
             place = folder / "processes" / f"robots_{robots}" / f"from_{first}"
             file = place / "piece.json"
             if not file.exists():
-                part = specs[first : first + config.processes.piece]
+                part = specs[first : first + PIECE]
                 show(f"{robots} robots: episodes {first} to {first + len(part) - 1}")
                 found = run_piece(recipe, part, robots, detector, Programs(place, program))
                 write_text_atomic(file, json.dumps(found, indent=1) + "\n")
             pieces.append(json.loads(file.read_text()))
         rows.append(summarize(robots, pieces))
-    result = {"speed": config.processes.speed, "rows": rows}
+    result = {"speed": SPEED, "rows": rows}
     write_text_atomic(folder / RESULTS, json.dumps(result, indent=1) + "\n")
     write_text_atomic(folder / TABLE, markdown(result))
     return result
@@ -154,7 +160,7 @@ def run_piece(
         programs.start("server", "serve", str(getattr(recipe.policy, "path", "")), "--port", str(server))
         consoles = {name: free_port() for name in names}
         for name, master in masters.items():
-            programs.start(f"{name}_sim", *_sim(recipe, recipe.hub.processes, master.uri))
+            programs.start(f"{name}_sim", *_sim(recipe, master.uri))
             options = _deploy(recipe, name, master.uri, folder)
             wires = ("--server", f"127.0.0.1:{server}", "--console", str(consoles[name]), "--detector", str(detector))
             programs.start(f"{name}_deploy", *options, *wires)
@@ -179,19 +185,18 @@ def run_piece(
     }
 
 
-def _sim(recipe: HubRecipe, processes: HubProcesses, master: str) -> list[str]:
+def _sim(recipe: HubRecipe, master: str) -> list[str]:
     """The simulated robot's command line: the recipe's environment, whose episodes end when they are solved."""
     config = recipe.acting_env
     env = config.model_dump(mode="json", exclude_defaults=True) | {"kind": config.kind, "steps_after_success": 0}
     env["horizons"] = dict.fromkeys(config.env_spec().tasks, ENDLESS)
-    told = [f"env={json.dumps(env)}", f"speed={processes.speed}", "publish_expert=true", "image_format=png"]
+    told = [f"env={json.dumps(env)}", f"speed={SPEED}", "publish_expert=true", "image_format=png"]
     return ["robot", "sim", *told, "--master", master]
 
 
 def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str]:
     """A robot's command line. Time-outs are as many control steps as the shipped contract's, at this speed."""
-    processes = recipe.hub.processes
-    rate = recipe.acting_env.env_spec().control_hz * processes.speed
+    rate = recipe.acting_env.env_spec().control_hz * SPEED
     contract = [
         f"name={name}",
         f"transport.master={master}",
@@ -202,7 +207,7 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
         f"safety.observation_timeout={SLACK:g}",
         f"safety.command_timeout={SLACK:g}",
         "episode={begin: '', reset: ''}",  # The person lays each scene out from afar: see `SceneObserver.lay_out`.
-        f"teleop.speed={processes.hands:g}",
+        f"teleop.speed={HANDS:g}",
         f"teleop.timeout={SLACK:g}",
     ]
     written = ["--results", str(folder / f"{name}.json"), "--log", str(folder / f"{name}_ticks.jsonl")]
@@ -212,13 +217,12 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
 def person_options(recipe: HubRecipe) -> Any:
     """How the person works, at the speed at which the robots run."""
     config, spec = recipe.hub, recipe.acting_env.env_spec()
-    processes = config.processes
-    step = 1 / (spec.control_hz * processes.speed)
+    step = 1 / (spec.control_hz * SPEED)
     return PersonOptions(
-        hand_over=config.hand_over / processes.speed,
-        patience=round(config.patience / processes.hands),
-        operator_steps=round(config.operator_steps / processes.hands),
-        horizon={task: steps * step * processes.waits for task, steps in spec.horizon.items()},
+        hand_over=config.hand_over / SPEED,
+        patience=round(config.patience / HANDS),
+        operator_steps=round(config.operator_steps / HANDS),
+        horizon={task: steps * step * WAITS for task, steps in spec.horizon.items()},
         settle=3 * step,
         full=SCALES,
     )

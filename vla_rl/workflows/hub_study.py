@@ -44,7 +44,7 @@ def measure_hub(recipe: HubRecipe, folder: Path, show: Show) -> dict[str, Any]:
     config, env = recipe.hub, recipe.acting_env
     policy = build_policy(recipe, env.env_spec())
     make_detector = _detector(recipe, config, folder, show) if config.alarm == "detector" else None
-    states = EvalConfig(split=config.split, episodes_per_task=config.episodes_per_task, start_index=config.start_index)
+    states = EvalConfig(episodes_per_task=config.episodes_per_task)
     specs = sorted(episode_specs(env.env_spec(), states), key=lambda spec: spec.index)  # The tasks in turn.
     rows = []
     for robots, helped in [(max(config.robots), False), *((n, True) for n in config.robots)]:
@@ -96,7 +96,6 @@ def _run(
         patience=config.patience,
         operator_steps=config.operator_steps,
         hand_over=config.hand_over,
-        head_start=config.head_start,
         temperature=config.temperature,
         helped=helped,
     )

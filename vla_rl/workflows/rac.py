@@ -35,10 +35,13 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import RAC
 from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import RacRecipe
-from vla_rl.recipe.sections import RacConfig, RacControl, ScriptedPersonConfig
+from vla_rl.recipe.sections import FIRST_STATE, RacConfig, RacControl, ScriptedPersonConfig
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
+
+# Share of the horizon after which alarm=clock interrupts; earlier, more episodes that were going well are interrupted.
+ALARM_FRACTION = 0.8
 
 
 def operator_options(
@@ -48,7 +51,7 @@ def operator_options(
     return OperatorOptions(
         alarm=config.alarm,
         patience=config.patience,
-        alarm_fraction=config.alarm_fraction,
+        alarm_fraction=ALARM_FRACTION,
         demonstrate=demonstrate,
         temperature=config.temperature,
         budget=budget,
@@ -111,13 +114,13 @@ class _Rounds:
     def __init__(self, recipe: RacRecipe, config: RacConfig, folder: Path, show: Show) -> None:
         self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
         self.spec = recipe.acting_env.env_spec()
-        self.env = longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
+        self.env = longer(recipe.acting_env, self.spec.horizon, config.person.operator_steps)
         self.newest = _base_policy(recipe)
 
     def run(self, number: int, evaluations: dict[str, Evaluation]) -> dict[str, Any]:
         """Collect, train, evaluate. Returns the round's row; adds to `evaluations`."""
         config, place = self.config, self.folder / f"round_{number}"
-        first = config.start_index + (number - 1) * config.episodes_per_task
+        first = FIRST_STATE + (number - 1) * config.episodes_per_task
         specs = [
             EpisodeSpec(t, "train", i) for t in self.spec.tasks for i in range(first, first + config.episodes_per_task)
         ]
@@ -149,7 +152,7 @@ class _Rounds:
         helped = [(o["task"], o["index"]) for o in outcomes if o["intervened"] and not o["lost"]]
         if control == "new_states":  # Beyond the states of all rounds.
             config = self.config
-            first = config.start_index + (config.rounds + number - 1) * config.episodes_per_task
+            first = FIRST_STATE + (config.rounds + number - 1) * config.episodes_per_task
             counts = Counter(task for task, _ in helped)
             helped = [(task, first + i) for task, count in counts.items() for i in range(count)]
         return [EpisodeSpec(task, "train", index) for task, index in helped]
@@ -163,7 +166,7 @@ class _Rounds:
         if dataset.exists() and file.exists():
             return json.loads(file.read_text())
 
-        options = operator_options(self.config, demonstrate)
+        options = operator_options(self.config.person, demonstrate)
         discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
         dataset.parent.mkdir(parents=True, exist_ok=True)
         placed = self.recipe.rollout.placed

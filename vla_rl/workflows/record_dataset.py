@@ -187,7 +187,7 @@ def _open_staging(staging: Path, settings: dict[str, Any]) -> None:
 _FREE = (
     *("collect.dataset", "collect.shard_episodes"),
     *("env.num_envs", "env.num_workers", "env.num_hosts", "env.hosts", "env.step_timeout", "env.start_timeout"),
-    *("env.render_devices", "env.devices", "env.in_halves", "env.assets_path", "env.max_scenes"),
+    *("env.render_devices", "env.devices", "env.assets_path"),
 )
 
 
@@ -335,7 +335,7 @@ class _Collector:
             actions = np.clip(chunk.actions, low, high)
             return _Decision(actions, actions)
         clean = np.clip(self.env.expert_action(env_ids), low, high).astype(np.float32)
-        if not (self.config.noise or self.config.rotation_noise):
+        if not self.config.noise:
             return _Decision(clean[:, None], clean[:, None])
         noise = np.stack([self.noise[i].next() for i in env_ids])
         return _Decision(np.clip(clean + noise, low, high).astype(np.float32)[:, None], clean[:, None])
@@ -375,8 +375,8 @@ class _HeldNoise:
 
     def __init__(self, config: CollectConfig, action_dim: int, rng: np.random.Generator) -> None:
         self.rng, self.hold, self.num_steps = rng, config.noise_hold, 0
-        self.scale = np.full(action_dim, config.rotation_noise)
-        self.scale[:3], self.scale[-1] = config.noise, 0.0  # The last is the gripper.
+        self.scale = np.zeros(action_dim)
+        self.scale[:3] = config.noise
         self.sample = np.zeros(action_dim)
 
     def next(self) -> np.ndarray:

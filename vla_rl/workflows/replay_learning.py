@@ -38,6 +38,8 @@ from vla_rl.workflows.offline import feature_cache
 from vla_rl.workflows.recipe_parts import env_spec
 
 REPLAY = "replay"
+CAPACITY = 200_000  # Fresh decisions held: some 5,000 episodes; the oldest leave.
+KEPT = 2  # Checkpoints, one of each round.
 NETWORKS, COLLECT, DRAWS, BATCHES, SHUFFLE = range(5)  # What random numbers are for.
 
 
@@ -66,7 +68,7 @@ class ReplayLearning:
         self.logged = self._logged() if config.reads_datasets else None
         prior = self.logged if config.prior == "datasets" else None
         policy = feature_cache(recipe, show).fingerprint
-        self.replay = Replay(folder / REPLAY, prior, config.prior_share, config.capacity, policy, person_is_prior)
+        self.replay = Replay(folder / REPLAY, prior, config.prior_share, CAPACITY, policy, person_is_prior)
         self.learner: OffPolicyLearner | None = None
         self.more: dict[str, Any] = {}
 
@@ -154,7 +156,7 @@ class ReplayLearning:
         sizes = self.learner.networks.facts
         rest = {"learner": state, "sizes": sizes, "more": more or {}}
         path = save_checkpoint(checkpoint_path(self.run.checkpoints, step), tensors, rest)
-        keep_last(path, self.config.keep_checkpoints)
+        keep_last(path, KEPT)
 
     def resume(self) -> int | None:
         """The step of the newest checkpoint, with the learner as it was then; None: nothing to go on from."""
@@ -181,7 +183,7 @@ def noise_shape_of(config: OnlineConfig, base: Policy) -> tuple[int, int] | None
     Raises:
         ConfigError: the policy's chunks start from none.
     """
-    return noise_shape(base, config.noise.same_for_all_steps) if config.method == "noise" else None
+    return noise_shape(base) if config.method == "noise" else None
 
 
 Judged = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -35,6 +35,7 @@ from world_model.data.outcomes import steps_left
 from world_model.model.world_model import WorldModel, load_world_model
 
 FRAMES_AT_ONCE = 128
+NEIGHBORS = 12  # Most similar moments of other episodes, whose outcomes say how much is still open.
 ROWS_AT_ONCE = 1024  # Of a matrix of distances, which bounds its memory.
 
 
@@ -96,7 +97,7 @@ def mine_keyframes(
 
 def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
     """The best moments of each kind and task, at most one of each kind in an episode."""
-    value = _values(moments, config.neighbors)
+    value = _values(moments)
     open_score = 4 * value * (1 - value)
     fall = _falls(moments, value)
     scores = {
@@ -217,7 +218,7 @@ def _touches(part: EpisodeFrames) -> np.ndarray:
     return found
 
 
-def _values(moments: Moments, neighbors: int) -> np.ndarray:
+def _values(moments: Moments) -> np.ndarray:
     """float64 (M,): share of successes among each moment and its nearest ones in other episodes of its task."""
     value = moments.success.astype(np.float64)
     for task in sorted(set(moments.task.tolist())):
@@ -229,7 +230,7 @@ def _values(moments: Moments, neighbors: int) -> np.ndarray:
             part = features[start : start + ROWS_AT_ONCE]
             distance = squares[start : start + ROWS_AT_ONCE, None] + squares - 2 * part @ features.T
             distance[moments.owner[here][:, None] == moments.owner[rows]] = np.inf
-            count = min(neighbors, len(rows) - 1)
+            count = min(NEIGHBORS, len(rows) - 1)
             if count < 1:
                 continue
             nearest = np.argpartition(distance, count - 1, axis=1)[:, :count]

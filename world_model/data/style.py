@@ -86,6 +86,8 @@ def _hue(rgb: np.ndarray, value: np.ndarray, span: np.ndarray) -> np.ndarray:
 
 
 SURFACES = (BACKGROUND, TABLE)
+LIGHT = 0.3  # Largest relative change of brightness, and from place to place.
+TEXTURE = 0.25  # Strongest pattern on table and background, of their brightness.
 CLEAR = 0.25  # Colors (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.
 BRIGHTEST = 1.1  # Of a new color under the brightest light: hardly over-exposed.
 AT_ONCE = 8  # Images, which bounds the memory that edges take.
@@ -169,13 +171,12 @@ def draw_style(config: StyleConfig, palette: Palette, named: frozenset[int], rng
     Args:
         named: positions in `NAMES` of the colors that the instruction names.
     """
-    gain = float(np.exp(rng.uniform(-1, 1) * np.log1p(config.light)))
-    gradient = rng.uniform(-0.5, 0.5, 2) * config.light
-    side = rng.uniform(-1, 1, 2) * config.light if config.depth else np.zeros(2)
+    gain = float(np.exp(rng.uniform(-1, 1) * np.log1p(LIGHT)))
+    gradient = rng.uniform(-0.5, 0.5, 2) * LIGHT
+    side = rng.uniform(-1, 1, 2) * LIGHT if config.depth else np.zeros(2)
     kinds = ("noise", "stripes", "checks")
     pattern = tuple(
-        (float(rng.uniform(0, config.texture)), kinds[rng.integers(len(kinds))], int(rng.integers(2**31)))
-        for _ in SURFACES
+        (float(rng.uniform(0, TEXTURE)), kinds[rng.integers(len(kinds))], int(rng.integers(2**31))) for _ in SURFACES
     )
     spread = float(np.abs(gradient).sum() + np.abs(side).sum())
     lights = np.array([gain * (1 - min(spread, 0.9)), gain, gain * (1 + spread)])

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from vla_rl.algorithms.action_values import ActionValues, ActionValuesConfig
 from vla_rl.interfaces import Policy
@@ -26,6 +26,8 @@ from world_model.types import Frames
 
 EPISODES_AT_ONCE = 32  # Watched together, which bounds the memory.
 
+CHUNKS_AT_ONCE = 256  # Imagined, about, which bounds the memory.
+
 
 class WorldModelValuesConfig(ActionValuesConfig):
     """An action chunk is worth the probability of success that a world model gives, having imagined what it does."""
@@ -34,12 +36,7 @@ class WorldModelValuesConfig(ActionValuesConfig):
     path: str | Path = Field(
         description="A world model's folder, or pretrained:NAME, fitted on none of the episodes that it values."
     )
-    chunks_ahead: PositiveInt = Field(
-        default=1, description="Chunks imagined: the action chunk, then what the policy does next, greedily."
-    )
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
-    batch_size: PositiveInt = Field(default=256, description="Chunks imagined at once, about; bounds the memory.")
-    seed: NonNegativeInt = Field(default=0, description="Of what is imagined.")
 
     def build(self, policy: Policy, device: str = "cpu") -> ActionValues:
         """What values the policy's actions.
@@ -83,14 +80,14 @@ class WorldModelValues:
         """Watch episodes together and stop at each decision to imagine. `place`: int64 (N,), of `episodes`."""
         found = np.zeros(actions.shape[:2])
         seen = [self._seen(e) for e in episodes]
-        seeds = [derived_seed(self.config.seed, e.spec.index) for e in episodes]
+        seeds = [derived_seed(0, e.spec.index) for e in episodes]
         first = Frames.joined([frames.at(slice(0, 1)) for frames in seen])
         memory = self.world_model.begin(first, [e.obs.instruction[0] for e in episodes], seeds)
         for number in range(int(chunk.max()) + 1):
             if number > 0:
                 memory = self._watch(memory, episodes, seen, number)
             rows = np.flatnonzero(chunk == number)
-            size = max(1, self.config.batch_size // actions.shape[1])
+            size = max(1, CHUNKS_AT_ONCE // actions.shape[1])
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
                 found[part] = self._imagined(memory, episodes, place[part], number, actions[part])
@@ -114,16 +111,16 @@ class WorldModelValues:
         self, memory: Memory, episodes: Sequence[Episode], place: np.ndarray, number: int, actions: np.ndarray
     ) -> np.ndarray:
         """Return the values of K chunks at decision `number` of B episodes, float64 (B, K); actions: (B, K, H, A)."""
-        count, ahead = actions.shape[1], self.config.chunks_ahead
+        count = actions.shape[1]
         some = [episodes[i] for i in place]
-        noise = [derived_seed(self.config.seed, e.spec.index, number) for e in some for _ in range(count)]
+        noise = [derived_seed(0, e.spec.index, number) for e in some for _ in range(count)]
         start = replace(memory.select(place.repeat(count).tolist()), noise=NoiseStream(noise, self.world_model.device))
         flat = actions.reshape(-1, *actions.shape[2:])
-        *_, (before, frames) = imagine_ahead(self.world_model, self.policy, start, flat, ahead)
+        *_, (before, frames) = imagine_ahead(self.world_model, self.policy, start, flat, 1)
         horizon = self.world_model.metadata.horizon
         ends = np.array([horizon.get(e.spec.task, max(horizon.values())) for e in some])
         began = np.array([0 if e.spec.keyframe is None else e.spec.keyframe.step for e in some])
-        steps = began + [int(e.num_steps[:number].sum()) for e in some] + ahead * actions.shape[2]
+        steps = began + [int(e.num_steps[:number].sum()) for e in some] + actions.shape[2]
         left = np.maximum(ends - steps, 0).repeat(count)[:, None]
         last = frames.at(slice(-1, None))
         if frames.states.shape[1] > 1:

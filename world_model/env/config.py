@@ -24,7 +24,7 @@ from world_model.imagination.reward import steps_of_branches
 from world_model.metadata import WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import TrustConfig
-from world_model.trust.report import TRUST_FILE, TrustReport, admit
+from world_model.trust.report import TRUST_FILE, admit
 
 
 class WorldModelEnvConfig(EnvConfig):
@@ -166,21 +166,11 @@ class WorldModelEnvConfig(EnvConfig):
                 seed=self.seed,
                 record_frames=record_frames,
                 admission=admission,
-                usual_disagreement=self._usual_disagreement(Path(admission.report)),
                 body=self.build_body(),
             )
         except BaseException:
             first_frames.close()
             raise
-
-    def _usual_disagreement(self, report: Path) -> float | None:
-        """That of futures on held-out episodes, by the trust report; None where it does not say, or nobody asks."""
-        if not self.imagination.disagreement_penalty or not report.is_file():
-            return None
-        found = TrustReport.load(report)
-        measured = found.figure("disagreement")
-        alike = found.provenance.futures == self.imagination.futures
-        return measured.value if measured is not None and alike else None
 
     def _first_frames(self, metadata: WorldModelMetadata) -> tuple[InitialFrames, EnvSpec]:
         section = self.first_frames

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.interfaces import Admission
 from vla_rl.rollout.body import Body
@@ -46,12 +45,6 @@ from world_model.types import Frames
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_DISAGREEMENT = (
-    "env.imagination.disagreement_penalty: is in multiples of how far futures usually disagree, which the world "
-    "model's trust report does not say for this env.imagination; measure trust with the same ensemble and posterior "
-    "(vla-rl world-model eval ... env.imagination.ensemble=2), or set env.imagination.disagreement_penalty=0"
-)
-
 
 class WorldModelEnv:
     """B imagined environments. See the module's text and `VecEnv`.
@@ -74,7 +67,6 @@ class WorldModelEnv:
             this with the trust horizon.
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
-        usual_disagreement: of futures on held-out episodes; with a penalty it must be known.
         body: tells the robot's state, in what is shown and remembered; closed with the environment. None: it is
             imagined.
 
@@ -94,7 +86,6 @@ class WorldModelEnv:
         seed: int = 0,
         record_frames: bool = False,
         admission: Admission | None = None,
-        usual_disagreement: float | None = None,
         body: Body | None = None,
     ) -> None:
         check_num_envs(num_envs)
@@ -120,9 +111,6 @@ class WorldModelEnv:
         check_reward(world_model, config)
         if config.posterior:
             world_model.check_posterior(config.ensemble)
-        if config.disagreement_penalty and not usual_disagreement:
-            raise ConfigError(UNKNOWN_DISAGREEMENT)
-        self._usual_disagreement = usual_disagreement
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -214,8 +202,7 @@ class WorldModelEnv:
             return memory
         drawn = []
         for spec, position in zip(specs, positions, strict=True):
-            shared = self.config.posterior_by == "group" and spec.group is not None
-            drawn.append(self._seed_of(spec, spec.group if shared else position, "/member"))
+            drawn.append(self._seed_of(spec, position if spec.group is None else spec.group, "/member"))
         return self.world_model.with_members(memory, drawn)
 
     def _seed_of(self, spec: EpisodeSpec, position: int | None, what: str = "") -> int:
@@ -257,8 +244,7 @@ class WorldModelEnv:
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
-        signals = (seen.disagreement, seen.action_error, num_steps, frame_steps)
-        lowered = penalties(*signals, self.config, self._usual_disagreement)
+        lowered = penalties(seen.action_error, num_steps, frame_steps, self.config)
         reward[row, last] = reached - self._paid[ids] - lowered.get(PENALTY, 0.0)
         self._paid[ids] = reached
         terminated[row, last] = succeeded

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.common.row_noise import RowGenerator, by_row
 from vla_rl.config import ConfigError
@@ -56,7 +56,6 @@ class PlanConfig(PlanningConfig):
         default="best", description="random: any of the candidates, the control; nothing is imagined."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
-    seed: NonNegativeInt = Field(default=0, description="Of what is imagined, and of random choices.")
 
     @model_validator(mode="after")
     def _bonus_is_for_the_best(self) -> PlanConfig:
@@ -235,7 +234,7 @@ class Planner:
 
     def _seed(self, row: int, use: int) -> int:
         """Of a row's noise at this decision, by the episode's own generator: the same whatever others run beside it."""
-        return int(np.random.SeedSequence([self.config.seed, self._drawn[row], use]).generate_state(1)[0])
+        return int(np.random.SeedSequence([0, self._drawn[row], use]).generate_state(1)[0])
 
 
 def _with_first(chunk: ActionChunk, first: ActionChunk, count: int) -> ActionChunk:

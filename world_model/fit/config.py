@@ -17,6 +17,7 @@ from world_model.model.dynamics import TransformerConfig
 from world_model.model.wan import WanConfig
 from world_model.stage_config import (
     DistillationConfig,
+    FitStage,
     ObjectsStageConfig,
     PosteriorStageConfig,
     StageConfig,
@@ -210,7 +211,7 @@ class FitConfig(WorldModelFitConfig):
 
         The world model imagines as it does: with `sampling_steps` a distilled one would go back to several steps.
         """
-        stages = {name: value for name, value in self if isinstance(value, StageConfig)}
+        stages = {name: value for name, value in self if isinstance(value, FitStage)}
         unlearned = {name: stage.model_copy(update={"steps": 0}) for name, stage in stages.items()}
         kept = {"fresh_success": False, "cross_fit": 0, "sampling_steps": None, "temperature": None}
         return self.model_copy(update=unlearned | kept)

@@ -57,7 +57,7 @@ from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.parts import build_parts
 from world_model.model.success import LatentSuccessHead, ValueHead
 from world_model.model.world_model import WorldModel, load_world_model
-from world_model.stage_config import StageConfig
+from world_model.stage_config import FitStage
 from world_model.types import Frames, LoggedEpisode
 
 log = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class _Fit:
         name: str,
         network: nn.Module,
         loss: Loss,
-        stage: StageConfig,
+        stage: FitStage,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 from vla_rl.training.trainer import Trainer
 from world_model.fit.config import FitConfig
-from world_model.stage_config import StageConfig
+from world_model.stage_config import FitStage
 
 WEIGHTS = "weights.safetensors"
 
@@ -25,7 +25,7 @@ def stage_checkpoints(folder: Path, name: str) -> Path:
     return folder / "checkpoints" / name
 
 
-def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precision: bool = False) -> Trainer:
+def stage_trainer(network: nn.Module, stage: FitStage, name: str, low_precision: bool = False) -> Trainer:
     """Return the trainer of a part, which steps on float32 copies of its weights.
 
     Args:

@@ -114,7 +114,7 @@ def _predicted(
     config: ImaginationConfig,
 ) -> torch.Tensor:
     """bool (B, F): a success is predicted at that frame or an earlier one of the chunk, if judged."""
-    counted = world_model.counts(success_score, clip_score, config.require_both)
+    counted = world_model.counts(success_score, clip_score)
     return (counted & judged).cummax(1).values
 
 

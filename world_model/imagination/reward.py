@@ -18,7 +18,6 @@ from world_model.model.missing_parts import NO_VALUE
 from world_model.model.world_model import WorldModel
 
 BRANCH_AUC = 0.85  # A branch is as deep as the value's AUC stays at this.
-MOST_PENALTY = 4.0  # Times what is usual; a chunk is not penalized for more disagreement.
 LIKELY = 0.5  # An episode that ends with a probability above this is told as a success.
 
 
@@ -164,47 +163,22 @@ def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tup
     return value, value > config.stop_probability
 
 
-def disagreement_penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float | None) -> np.ndarray:
-    """What the rewards of chunks are lowered by, float32 of the shape of their futures' disagreement.
-
-    COPlanner (arXiv 2310.07220) lowers rewards in imagination where models disagree.
-
-    Args:
-        disagreement: float32 (B,); where futures are not finite, it counts as the most.
-        usual: the disagreement on held-out episodes; None where there is no penalty.
-    """
-    if not config.disagreement_penalty:
-        return np.zeros_like(disagreement)
-    assert usual is not None, "the environment checks that it is known"
-    times = np.fmin(disagreement / usual, MOST_PENALTY)
-    return (config.disagreement_penalty * times).astype(np.float32)
-
-
 def penalties(
-    disagreement: np.ndarray,
-    action_error: np.ndarray | None,
-    num_steps: np.ndarray,
-    frame_steps: int,
-    config: ImaginationConfig,
-    usual: float | None,
+    action_error: np.ndarray | None, num_steps: np.ndarray, frame_steps: int, config: ImaginationConfig
 ) -> dict[str, np.ndarray]:
     """What the rewards of B chunks are lowered by, for `StepResult.info`: nothing is told where none can be.
 
     Args:
-        disagreement: float32 (B,), and usual: see `disagreement_penalties`. action_error: float32 (B, F), see
-            `WorldModel.action_errors`; None without `ImaginationConfig.action_penalty`. num_steps: int64 (B,),
-            executed; 0 where the episode is lost, whose chunk costs nothing.
+        action_error: float32 (B, F), see `WorldModel.action_errors`; None without `ImaginationConfig.action_penalty`.
+        num_steps: int64 (B,), executed; 0 where the episode is lost, whose chunk costs nothing.
 
     Returns:
-        `PENALTY`, float32 (B,); and with an action penalty "action_error", see `chunk_error`.
+        With an action penalty "action_error", see `chunk_error`, and `PENALTY`, float32 (B,).
     """
-    found: dict[str, np.ndarray] = {}
-    if config.disagreement_penalty or config.action_penalty:
-        found[PENALTY] = disagreement_penalties(disagreement, config, usual) * (num_steps > 0)
-    if action_error is not None:
-        found["action_error"] = chunk_error(action_error, num_steps, frame_steps)
-        found[PENALTY] = found[PENALTY] + np.float32(config.action_penalty) * found["action_error"]
-    return found
+    if action_error is None:
+        return {}
+    error = chunk_error(action_error, num_steps, frame_steps)
+    return {"action_error": error, PENALTY: np.float32(config.action_penalty) * error}
 
 
 def chunk_error(error: np.ndarray, num_steps: np.ndarray, frame_steps: int) -> np.ndarray:

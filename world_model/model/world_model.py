@@ -245,10 +245,9 @@ class WorldModel(nn.Module):
         instruction = [text for text in memory.instruction for _ in range(num_frames)]
         return windows, memory.reference.select(each), instruction
 
-    def counts(self, success: torch.Tensor, clip: torch.Tensor, require_both: bool = True) -> torch.Tensor:
-        """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
-        counted = success > self.metadata.success_threshold
-        return counted & (clip > self.metadata.clip_threshold) if require_both else counted
+    def counts(self, success: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+        """Whether logits count as a success: above the head's threshold, and above the classifier's."""
+        return (success > self.metadata.success_threshold) & (clip > self.metadata.clip_threshold)
 
     def check_probability(self) -> tuple[float, float]:
         """Return slope and intercept of the probability of success.

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.statistics import Figure
@@ -16,11 +16,7 @@ from world_model.trust.figures import MAX_AUC_FRAMES, figure_info
 class MeasureConfig(Config):
     """How trust is measured."""
 
-    batch_size: PositiveInt = Field(default=16, description="Episodes imagined at a time; the figures do not change.")
     seed: NonNegativeInt = Field(default=0, description="Of the world model's noise and of the actions swapped in.")
-    action_frames: PositiveInt = Field(
-        default=6, description="Frames imagined with other actions; later ones are off anyhow."
-    )
     inverse_updates: NonNegativeInt = Field(
         default=300, description="Its updates, of 64 pairs; 0 leaves it out (its figures are then not measured)."
     )
@@ -31,17 +27,11 @@ class MeasureConfig(Config):
         description="AUC is measured this many frames after a real one, and at each number below: how far a branch "
         "from a real frame may imagine. 0 leaves it out; each frame costs as much as imagining the episodes once.",
     )
-    num_clips: NonNegativeInt = Field(
-        default=3, description="Imagined-beside-real clips of each kind: success, failure, false and missed success."
-    )
-    alexnet_weights: Path | None = Field(
-        default=None, description="For LPIPS: torchvision's AlexNet (alexnet-owt-7be5be79.pth). Never downloaded."
-    )
-    lpips_weights: Path | None = Field(
-        default=None, description="For LPIPS: weights/v0.1/alex.pth of the lpips package."
-    )
-    r3d_weights: Path | None = Field(
-        default=None, description="For the Fréchet video distance: torchvision's R3D-18 (r3d_18-b3b3357e.pth)."
+    perceptual_weights: Path | None = Field(
+        default=None,
+        description="Folder with weights of perceptual distances, which are never downloaded: for LPIPS torchvision's "
+        "alexnet-owt-7be5be79.pth and alex.pth (weights/v0.1 of the lpips package), for the Fréchet video distance "
+        "torchvision's r3d_18-b3b3357e.pth.",
     )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,10 @@ from world_model.types import LoggedEpisode, collate
 POLICY_FIGURES = ("pearson", "spearman", "mmrv", "policy_agreement", "policy_gap")
 _INVERSE_FIGURES = ("inverse_error_real", "inverse_error_imagined", "inverse_error_ratio")
 _CALIBRATION_BINS = 10
+BATCH_SIZE = 16  # Episodes imagined at a time; the figures do not depend on it.
+ACTION_FRAMES = 6  # Imagined with other actions; later ones are off anyhow.
+NUM_CLIPS = 3  # Imagined-beside-real clips of each kind: success, failure, false and missed success.
+PERCEPTUAL_WEIGHTS = ("alexnet-owt-7be5be79.pth", "alex.pth", "r3d_18-b3b3357e.pth")
 _SIMPLE_MEANS = ("state_error", "latent_error", "psnr", "psnr_reconstruction", "psnr_copy", "ssim", "lpips")
 
 
@@ -96,7 +101,7 @@ def measure(
     say(f"imagining {len(data.held_out)} held-out episodes, twice")
     groups = _groups(data.held_out)
     noise, other_noise = Noise(config.seed), Noise(config.seed, 1)
-    done = replay(world_model, data.held_out, config.batch_size, noise, lpips, video, other_noise)
+    done = replay(world_model, data.held_out, BATCH_SIZE, noise, lpips, video, other_noise)
     figures = replay_figures(done, groups)
     calibrations = _calibrations(done)
     figures |= _calibration_figures(calibrations, done, groups)
@@ -104,7 +109,7 @@ def measure(
     if config.auc_frames:
         say(f"the same from real frames up to {config.auc_frames} before each")
         figures |= _ahead_figures(world_model, data.held_out, config)
-    figures |= object_figures(world_model, data.held_out, config.batch_size, config.seed, not_measured)
+    figures |= object_figures(world_model, data.held_out, BATCH_SIZE, config.seed, not_measured)
     say("the same with other actions")
     figures |= _action_figures(world_model, data, config, not_measured)
     figures |= _horizons(done, groups, world_model.frame_steps, not_measured)
@@ -114,7 +119,7 @@ def measure(
     styles: dict[str, dict[str, Figure]] = {}
     for style, episodes in data.styles.items():
         say(f"style {style}: imagining {len(episodes)} episodes")
-        seen = replay(world_model, episodes, config.batch_size, Noise(config.seed), lpips, video)
+        seen = replay(world_model, episodes, BATCH_SIZE, Noise(config.seed), lpips, video)
         styles[style] = _style_figures(seen, _groups(episodes))
     report = TrustReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -177,7 +182,7 @@ def _action_figures(
     """Figures of `figures.ACTIONS`. The inverse dynamics is judged on episodes that it was not trained on."""
     inverse, judged = _inverse_dynamics(world_model, data, config, not_measured)
     groups = _groups(data.held_out)
-    errors = action_errors(world_model, data.held_out, config.batch_size, config.action_frames, config.seed, inverse)
+    errors = action_errors(world_model, data.held_out, BATCH_SIZE, ACTION_FRAMES, config.seed, inverse)
 
     def ratio(above: str, below: str, rows: np.ndarray) -> Figure:
         return figure(*ratio_interval(errors[above][rows], errors[below][rows], groups[rows]), int(rows.sum()))
@@ -187,7 +192,7 @@ def _action_figures(
     figures = {name: ratio(kind, "true", everywhere) for kind, name in names.items()}
     figures["action_response"] = ratio("response", "true", everywhere)
     if inverse is not None:
-        frames = [(e.executed[1 : config.action_frames + 1].any(1)).sum() for e in data.held_out]
+        frames = [(e.executed[1 : ACTION_FRAMES + 1].any(1)).sum() for e in data.held_out]
         errors["count"] = np.array(frames, np.float64)
         figures["inverse_error_real"] = ratio("inverse_real", "count", judged)
         figures["inverse_error_imagined"] = ratio("inverse_imagined", "count", judged)
@@ -216,14 +221,15 @@ def _inverse_dynamics(
 
 def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lpips | None, VideoFeatures | None]:
     lpips = video = None
-    if config.alexnet_weights and config.lpips_weights:
-        lpips = Lpips(config.alexnet_weights, config.lpips_weights)
+    alexnet, linear, r3d = ((config.perceptual_weights or Path()) / name for name in PERCEPTUAL_WEIGHTS)
+    if config.perceptual_weights and alexnet.is_file() and linear.is_file():
+        lpips = Lpips(alexnet, linear)
     else:
-        not_measured["lpips"] = "no weights given (world_model.measure.alexnet_weights and lpips_weights)"
-    if config.r3d_weights:
-        video = VideoFeatures(config.r3d_weights)
+        not_measured["lpips"] = f"no {alexnet.name} and {linear.name} in world_model.measure.perceptual_weights"
+    if config.perceptual_weights and r3d.is_file():
+        video = VideoFeatures(r3d)
     else:
-        not_measured["fvd"] = "no weights given (world_model.measure.r3d_weights)"
+        not_measured["fvd"] = f"no {r3d.name} in world_model.measure.perceptual_weights"
     return lpips, video
 
 
@@ -266,7 +272,7 @@ def _ahead_figures(
     world_model: WorldModel, episodes: Sequence[LoggedEpisode], config: MeasureConfig
 ) -> dict[str, Figure]:
     """AUC 1, 2, ... frames after a real one."""
-    ahead = probability_ahead(world_model, episodes, config.batch_size, config.auc_frames, config.seed)
+    ahead = probability_ahead(world_model, episodes, BATCH_SIZE, config.auc_frames, config.seed)
     real, groups = np.array([episode.succeeded for episode in episodes]), _groups(episodes)
     return {f"auc_after_{number}": auc_figure(found, real, groups) for number, found in enumerate(ahead.T, start=1)}
 
@@ -323,8 +329,8 @@ def _clips(
     clips = []
     for kind, found in kinds.items():
         rows = np.flatnonzero(found)  # The episodes lie task by task: take some at equal distances.
-        distance = max(1, len(rows) // max(1, config.num_clips))
-        for row in rows[::distance][: config.num_clips].tolist():
+        distance = max(1, len(rows) // NUM_CLIPS)
+        for row in rows[::distance][:NUM_CLIPS].tolist():
             batch = collate([episodes[row]])
             first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
             shown, _ = imagine(world_model, batch, first, Noise(config.seed).of([row]))

@@ -116,7 +116,7 @@ class OpenLoop:
         frames = _to(frames, self.world_model.device)
         memory = self.world_model.begin(frames.at(slice(0, 1)), instruction, [0] * len(instruction))
         score, clip = self.world_model.scores(memory, frames)
-        counted = self.world_model.counts(score, clip, self.config.require_both)
+        counted = self.world_model.counts(score, clip)
         counted[:, 0] = False
         return _scores([self._probability(score, clip)], [counted.cummax(1).values])
 

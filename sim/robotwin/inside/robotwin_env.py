@@ -26,6 +26,7 @@ CAMERAS = {  # our name -> RoboTwin's
     "front": "front_camera",
 }
 OFFICIAL_START = 100_000  # RoboTwin's evaluation with seed s begins at 100000 * (1 + s)
+NUM_EVAL_STATES = 100  # of RoboTwin's evaluation
 PHYSICS_HZ = 250.0
 DEFAULT_LIMIT = 1000  # steps, of a task that RoboTwin's table lacks
 ACTION_TYPES = {"joint": "qpos", "end_effector": "ee"}  # our name -> RoboTwin's
@@ -58,7 +59,6 @@ class RoboTwinEnv:
         instructions: str,
         expert_check: bool,
         eval_seed: int,
-        num_eval_states: int,
         horizons: dict[str, int],
         seeds_folder: str,
         first_imports: list[str],
@@ -76,7 +76,7 @@ class RoboTwinEnv:
         self.setting, self.cameras, self.image_size = setting, cameras, image_size
         self.action_type, self.expert_check = ACTION_TYPES[action], expert_check
         self.instructions, self.horizons = instructions, horizons
-        self._first_eval, self._num_eval = OFFICIAL_START * (1 + eval_seed), num_eval_states
+        self._first_eval, self._num_eval = OFFICIAL_START * (1 + eval_seed), NUM_EVAL_STATES
         self._folder = Path(seeds_folder).expanduser()
         self._tasks: dict[str, Any] = {}
         self._records: dict[str, SeedRecord] = {}

@@ -131,7 +131,7 @@ def tabletop_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
     folder = tmp_path_factory.mktemp("run") / "failure"
     few = ["failure.fit_on.episodes_per_task=16", "failure.calibrate_on.episodes_per_task=12", "env.num_envs=10"]
-    quick = ["failure.alpha=0.9", "failure.detectors=[float_ot]", "failure.float_ot.band=constant"]
+    quick = ["failure.alpha=0.9", "failure.detectors=[float_ot]", "failure.band=constant"]
     fit = ["failure", "fit", "tabletop_failure", *few, *quick, "-o", str(folder)]
     command = [sys.executable, "-m", "vla_rl", *fit]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,21 +12,25 @@ import numpy as np
 import pytest
 from synthetic import HASH, INSTRUCTIONS, episodes
 
+from real_robot.failure import float_ot, learned_scorers
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.conformal import CalibrationError
 from real_robot.failure.detector import CONFIG_FILE, TENSORS_FILE, DetectorError, FailureDetector, fit, scorer_classes
 from real_robot.failure.measure import FailureReport, evaluate
 
 KINDS = sorted(scorer_classes())
-QUICK = {"width": 32, "steps": 250, "batch_size": 64, "optim": {"lr": 3e-3}}
-CONFIG = FailureConfig.model_validate(
-    {
-        "alpha": 0.1,
-        "min_failures": 10,
-        "float_ot": {"num_candidates": 3},
-        **{kind: {"network": {**QUICK, "layers": 1}} for kind in ("rnd", "logpzo", "safe_mlp", "safe_lstm")},
-    }
-)
+QUICK = {"width": 32, "layers": 1, "steps": 250, "batch_size": 64}
+CONFIG = FailureConfig(alpha=0.1, min_failures=10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NETWORK", "SAFE_NETWORK"):
+            own = getattr(learned_scorers, name).model_copy(update=QUICK).with_optim(lr=3e-3)
+            patch.setattr(learned_scorers, name, own)
+        patch.setattr(float_ot, "NUM_CANDIDATES", 3)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from real_robot.failure.config import FloatConfig
 from real_robot.failure.scorer import Standardizer, with_previous
 
 pytest.importorskip("ot.batch", reason="POT is not installed: pip install '.[robot]'")
+from real_robot.failure import float_ot as module
 from real_robot.failure.float_ot import FloatOT
 
 
-def scorer(demonstrations: list[np.ndarray], horizon: int, **options: object) -> FloatOT:
-    config = FloatConfig.model_validate({"regularization": 0.02, **options})
+@pytest.fixture(autouse=True)
+def little_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REGULARIZATION", 0.02)
+
+
+def scorer(demonstrations: list[np.ndarray], horizon: int) -> FloatOT:
     plain = Standardizer(np.zeros(2, np.float32), np.ones(2, np.float32))
     rows = [with_previous(d) / np.linalg.norm(with_previous(d), axis=1, keepdims=True) for d in demonstrations]
-    return FloatOT(config, plain, np.concatenate(rows), np.asarray([len(r) for r in rows]), horizon)
+    return FloatOT(plain, np.concatenate(rows), np.asarray([len(r) for r in rows]), horizon)
 
 
 UP, RIGHT = np.array([0, 1], np.float32), np.array([1, 0], np.float32)
@@ -40,22 +44,23 @@ def test_what_is_still_to_come_costs_nothing() -> None:
     assert scorer([demonstration], horizon=1).curve(UP[None])[0] == pytest.approx(0.25, abs=2e-3)
 
 
-def test_the_best_candidate_counts_and_far_ones_are_not_kept() -> None:
+def test_the_best_candidate_counts_and_far_ones_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = np.stack([UP, RIGHT]), np.stack([-UP, -RIGHT])
     episode = np.stack([UP, RIGHT])
-    assert scorer([bad, good], horizon=2, num_candidates=1).curve(episode)[-1] == pytest.approx(0, abs=2e-3)
+    monkeypatch.setattr(module, "NUM_CANDIDATES", 1)
+    assert scorer([bad, good], horizon=2).curve(episode)[-1] == pytest.approx(0, abs=2e-3)
     # Costs 2, 3/2 / 3/2, 2: the cheapest plan crosses over.
     assert scorer([bad], horizon=2).curve(episode)[-1] == pytest.approx(1.5, abs=1e-2)
 
 
-@pytest.mark.parametrize("regularization", [0.1, 0.009])
-def test_the_batched_plan_is_that_of_pot_for_one_problem(regularization: float) -> None:
+def test_the_batched_plan_is_that_of_pot_for_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     import ot
 
+    monkeypatch.setattr(module, "REGULARIZATION", 0.1)
     rng = np.random.default_rng(0)
     demonstrations = [rng.standard_normal((n, 2)).astype(np.float32) for n in (3, 5, 3)]
     episode = rng.standard_normal((2, 2)).astype(np.float32)
-    float_ot = scorer(demonstrations, horizon=4, regularization=regularization)
+    float_ot = scorer(demonstrations, horizon=4)
     found = float_ot.curve(episode)[-1]
     z = with_previous(episode)
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
@@ -63,8 +68,6 @@ def test_the_batched_plan_is_that_of_pot_for_one_problem(regularization: float) 
     for demonstration in float_ot.demonstrations:
         cost = np.zeros((len(demonstration), 4))
         cost[:, :2] = 1 - demonstration @ z.T
-        plan = ot.sinkhorn(
-            np.full(len(cost), 1 / len(cost)), np.full(4, 1 / 4), cost, regularization, "sinkhorn_log", 3000
-        )
+        plan = ot.sinkhorn(np.full(len(cost), 1 / len(cost)), np.full(4, 1 / 4), cost, 0.1, "sinkhorn_log", 3000)
         expected.append((plan * cost)[:, :2].sum())
     assert found == pytest.approx(min(expected), abs=1e-3)

@@ -77,9 +77,7 @@ def test_intervals_resample_initial_states() -> None:
 
 
 def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
-    config = FailureConfig.model_validate(
-        {"detectors": ["rnd"], "alpha": 0.1, "rnd": {"network": {"steps": 30, "width": 16}}}
-    )
+    config = FailureConfig(detectors=("rnd",), alpha=0.1)
     fit(config, episodes(60, 1), episodes(80, 2), tmp_path, policy_name="toy")
     report = evaluate(tmp_path, episodes(40, 3))
     page = report.save(tmp_path)
@@ -103,7 +101,7 @@ def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["success", "failure"])
 def test_one_outcome_alone_cannot_be_measured(tmp_path: Path, keep: str) -> None:
-    config = FailureConfig.model_validate({"detectors": ["rnd"], "alpha": 0.1, "rnd": {"network": {"steps": 5}}})
+    config = FailureConfig(detectors=("rnd",), alpha=0.1)
     fit(config, episodes(60, 1), episodes(80, 2), tmp_path, policy_name="toy")
     held_out = episodes(40, 3)
     with pytest.raises(ValueError, match="needs both failures and successes"):

@@ -31,7 +31,7 @@ class Summed(Scorer):
         self.start()
 
     @classmethod
-    def fit(cls, config: Any, episodes: EmbeddedEpisodes, seed: int) -> Self:
+    def fit(cls, episodes: EmbeddedEpisodes, seed: int) -> Self:
         raise NotImplementedError("not fitted here")
 
     def start(self) -> None:

@@ -180,7 +180,7 @@ def test_progress_must_be_known(env: VecEnv, tmp_path: Path) -> None:
         num_envs, spec = env.num_envs, env.spec
 
     recording = Recording(tmp_path / "set", 20, "tabletop")
-    with pytest.raises(ValueError, match=r"use rac\.alarm=clock"):
+    with pytest.raises(ValueError, match=r"use rac\.person\.alarm=clock"):
         run_interventions(
             Lazy(),  # type: ignore[arg-type]
             Silent(),  # type: ignore[arg-type]

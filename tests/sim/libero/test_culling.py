@@ -26,7 +26,7 @@ TASKS = [
 @pytest.fixture(params=TASKS, ids="-".join, scope="module")
 def env(request: pytest.FixtureRequest) -> Iterator:
     suite, number = request.param
-    options = {"cameras": ("agentview", "wrist"), "image_size": 64, "max_scenes": 1}
+    options = {"cameras": ("agentview", "wrist"), "image_size": 64}
     env = LiberoConfig(suite=suite, tasks=(number,), assets_path=ASSETS, **options).make()
     env.reset(EpisodeSpec(next(iter(env.spec.tasks)), "eval", 1))
     yield env

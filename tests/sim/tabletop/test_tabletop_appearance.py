@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 from test_tabletop import env  # noqa: F401  (fixtures)
 
-from sim.tabletop import AppearanceConfig, TabletopConfig
+from sim.tabletop import TabletopConfig
 from sim.tabletop.env import TabletopEnv
 from vla_rl.types import EpisodeSpec
 
 
-@pytest.mark.parametrize(
-    "looks",
-    [{"hue": 0.02}, {"light": 1.0}, {"camera": 0.02}, {"table_texture": True}, {"background": True}],
-    ids=lambda looks: next(iter(looks)),
-)
-def test_appearance_changes_pixels_and_not_physics(env: TabletopEnv, looks: dict) -> None:
-    varied = TabletopConfig(appearance=AppearanceConfig(**looks)).make()
+@pytest.mark.parametrize("looks", [0.5, 1])
+def test_appearance_changes_pixels_and_not_physics(env: TabletopEnv, looks: float) -> None:
+    varied = TabletopConfig(looks=looks).make()
     changed = 0
     for index in range(4):
         spec = EpisodeSpec("pick_colour", "train", index)
@@ -31,7 +27,7 @@ def test_appearance_changes_pixels_and_not_physics(env: TabletopEnv, looks: dict
         env.run_chunk(actions)
         varied.run_chunk(actions)
         assert np.array_equal(env._now.qpos, varied._now.qpos)
-    assert changed >= 2
+    assert changed == 4
 
 
 def test_the_projection_finds_the_gripper_in_the_image() -> None:
@@ -52,7 +48,6 @@ def test_the_projection_finds_the_gripper_in_the_image() -> None:
         assert distance.min() < 0.12  # The fingers stand to either side of it.
 
 
-@pytest.mark.parametrize("option", [{"appearance": {"camera": 0.05}}, {"perturb": {"axis": "camera", "level": 1}}])
-def test_a_camera_that_differs_between_episodes_has_no_projection(option: dict) -> None:
+def test_a_camera_that_differs_between_episodes_has_no_projection() -> None:
     assert TabletopConfig().env_spec().projections
-    assert not TabletopConfig.model_validate(option).env_spec().projections
+    assert not TabletopConfig().perturbed("camera", 1).env_spec().projections

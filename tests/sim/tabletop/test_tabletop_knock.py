@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.tabletop import KnockConfig, TabletopConfig
+from sim.tabletop import TabletopConfig, tasks
 from vla_rl.types import EpisodeSpec
 
 mujoco = pytest.importorskip("mujoco")
@@ -17,28 +17,28 @@ TASKS = ("push_to_zone", "pick_place", "pick_colour", "stack", "bowl_push")
 STAY = np.zeros(7, np.float32)
 
 
-def knocking(**knock: float) -> TabletopEnv:
-    return TabletopConfig(knock={"probability": 1.0, **knock}).make()
+def knocking() -> TabletopEnv:
+    return TabletopConfig(knock=1).make()
 
 
 def block(env: TabletopEnv) -> np.ndarray:
     return env._view.position("block").copy()
 
 
-def test_the_share_of_episodes_and_the_steps_are_the_configured_ones() -> None:
-    config = KnockConfig(probability=0.3, first_step=5, last_step=7)
-    knocks = [draw_knock(EpisodeSpec("stack", "train", i), config) for i in range(600)]
+def test_the_share_of_episodes_and_the_steps_are_as_said() -> None:
+    knocks = [draw_knock(EpisodeSpec("stack", "train", i), 0.3) for i in range(600)]
     steps = [k.step for k in knocks if k.step >= 0]
     assert 0.24 < len(steps) / len(knocks) < 0.36
-    assert set(steps) == {5, 6, 7}
-    assert np.allclose([np.hypot(*k.velocity) for k in knocks], config.speed)
-    none = [draw_knock(EpisodeSpec("stack", "train", i), KnockConfig()) for i in range(100)]
+    assert set(steps) == set(range(4, 13))
+    assert np.allclose([np.hypot(*k.velocity) for k in knocks], tasks.KNOCK_SPEED)
+    none = [draw_knock(EpisodeSpec("stack", "train", i), 0) for i in range(100)]
     assert {k.step for k in none} == {-1}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_block_slides_at_that_step_and_not_before(task: str) -> None:
-    env = knocking(first_step=4, last_step=4)
+def test_the_block_slides_at_that_step_and_not_before(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "KNOCK_STEPS", (4, 4))
+    env = knocking()
     env._start(EpisodeSpec(task, "train", 3))
     places = [block(env)]
     for _ in range(10):
@@ -56,8 +56,9 @@ def test_near_the_edge_it_is_knocked_inwards() -> None:
     assert knocked_velocity(knock, np.array([-0.15, 0.15, 0.03])) == (2.0, -1.0)
 
 
-def test_a_restored_episode_is_knocked_as_the_original_was() -> None:
-    env, spec = knocking(first_step=6, last_step=6), EpisodeSpec("push_to_zone", "train", 1)
+def test_a_restored_episode_is_knocked_as_the_original_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "KNOCK_STEPS", (6, 6))
+    env, spec = knocking(), EpisodeSpec("push_to_zone", "train", 1)
     env.reset(spec)
     env.run_chunk(np.stack([STAY] * 4))
     keyframe = env.save_state()
@@ -70,7 +71,7 @@ def test_a_restored_episode_is_knocked_as_the_original_was() -> None:
 
 
 def test_the_expert_copes() -> None:
-    env = TabletopConfig(knock={"probability": 1.0}, horizons={"push_to_zone": 64}).make()
+    env = TabletopConfig(knock=1, horizons={"push_to_zone": 64}).make()
     solved = 0
     for index in range(30):
         env._start(EpisodeSpec("push_to_zone", "eval", index))
@@ -82,8 +83,3 @@ def _advance(env: TabletopEnv) -> bool:
     done = env.apply(np.clip(env.expert_action(), -1, 1))
     env.num_steps += 1
     return done
-
-
-def test_steps_out_of_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="first_step 9 is after last_step 8"):
-        KnockConfig(first_step=9, last_step=8)

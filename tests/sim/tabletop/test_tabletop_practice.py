@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.tabletop import AppearanceConfig, KnockConfig, TabletopConfig
+from sim.tabletop import TabletopConfig, tasks
 from sim.tabletop.facts import HORIZONS, INSTRUCTIONS, PARAPHRASES, RESET_TASKS
 from vla_rl.types import EpisodeSpec
 
@@ -84,8 +84,7 @@ def test_the_expert_takes_it_off_from_all_but_few_states(env: TabletopEnv) -> No
 
 def test_each_task_begins_in_the_scene_that_the_other_has_left(env: TabletopEnv) -> None:
     """To the bit: physics, look and the way the hand points; steps, expert and instruction begin anew."""
-    looks = AppearanceConfig(hue=0.02, light=1, camera=0.02, table_texture=True, background=True)
-    one = TabletopConfig(tasks=PAIR, image_size=32, appearance=looks).make()
+    one = TabletopConfig(tasks=PAIR, image_size=32, looks=1).make()
     one.reset(EpisodeSpec("pick_place", "train", 3))
     for task in ("take_off", "pick_place", "take_off"):
         assert solve(one)
@@ -143,9 +142,9 @@ def test_what_no_robot_can_go_on_with_is_left_to_a_person(env: TabletopEnv) -> N
     assert env.drive_home() is not None
 
 
-def test_a_knock_comes_in_an_episode_and_not_on_the_way_home() -> None:
-    knock = KnockConfig(probability=1, first_step=0, last_step=0)
-    env = TabletopConfig(tasks=PAIR, image_size=32, knock=knock).make()
+def test_a_knock_comes_in_an_episode_and_not_on_the_way_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "KNOCK_STEPS", (0, 0))
+    env = TabletopConfig(tasks=PAIR, image_size=32, knock=1).make()
     env._start(EpisodeSpec("take_off", "train", 1))
     before = env._view.position("block").copy()
     left = env.drive_home()

@@ -119,7 +119,7 @@ def test_what_remains_is_refused_where_the_simulator_does_not_say(num_workers: i
     env = DummyConfig(num_workers=num_workers).build(1)
     try:
         env.reset(specs(1))
-        with pytest.raises(NotImplementedError, match=r"rac\.alarm=clock"):
+        with pytest.raises(NotImplementedError, match=r"rac\.person\.alarm=clock"):
             env.expert_remaining()  # type: ignore[attr-defined]
     finally:
         env.close()
@@ -188,15 +188,18 @@ def test_worker_killed_between_calls() -> None:
         env.close()
 
 
-def test_hung_worker_is_replaced_and_says_where_it_hung(caplog: pytest.LogCaptureFixture) -> None:
-    env = DummyConfig(num_workers=2, fault="hang", fault_index=1, step_timeout=1.0).build(2, record_frames=True)
+def test_hung_worker_is_replaced_and_says_where_it_hung(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DummyConfig, "step_timeout", 1.0)
+    env = DummyConfig(num_workers=2, fault="hang", fault_index=1).build(2, record_frames=True)
     try:
         env.reset(specs(2))
         with caplog.at_level(logging.WARNING):
             result = env.step(np.zeros((2, 2, 7), np.float32))
         assert result.lost.tolist() == [False, True]
         assert [len(states) for states in result.info["states"]] == [2, 0]
-        assert "gave no answer for 1 s (env.step_timeout)" in caplog.text
+        assert "gave no answer for 1 s" in caplog.text
         assert re.search(r"dummy\.py.* in _break", caplog.text), "the hung worker's stack is shown"
         env.reset(specs(1, start=5), [1])
         assert not env.step(np.zeros((2, 2, 7), np.float32)).lost.any()

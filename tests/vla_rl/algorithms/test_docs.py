@@ -27,10 +27,10 @@ CONFIGS = (GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, ReinforcePPConfig, D
 
 
 def defaults(config: type[Config]) -> Iterator[tuple[str, Any]]:
-    """Each option's name and default; the optimizer's with their section."""
+    """Each option's name and default; those of sections with their section."""
     for name, info in config.model_fields.items():
-        if name == "optim":
-            yield from ((f"optim.{inner}", value) for inner, value in info.default)
+        if name in ("optim", "clip"):
+            yield from ((f"{name}.{inner}", value) for inner, value in info.default)
         else:
             yield name, info.default
 
@@ -40,7 +40,7 @@ def test_every_option_is_listed_with_its_default(config: type[Config]):
     listed = set(re.findall(r"^\| `([\w.]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
     for name, default in defaults(config):
         own = name == "kind" and config is not SamplingConfig
-        is_ppo_clip = config is PPOConfig and name == "clip_high"  # Given in the row's text.
+        is_ppo_clip = config is PPOConfig and name == "clip.high"  # Given in the row's text.
         of_dr = config is DRGRPOConfig and name in (
             "values",
             "normalize_std",

@@ -98,15 +98,4 @@ def test_a_run_learns_from_earlier_rollouts_and_says_so(policy, tmp_path):
     logged = metrics(tmp_path / "run")
     assert "stale/share" not in logged[0] and logged[1]["stale/lag_max"] == 1
     assert logged[-1]["stale/lag_max"] == min(2, recipe.train.iterations - 1)
-    assert 0 < logged[1]["stale/effective_share_1"] <= 1
     assert logged[1]["train/episodes"] == logged[0]["train/episodes"]  # Only the new ones are counted.
-
-
-def test_rollouts_that_tell_too_little_are_left_out(policy, tmp_path):
-    """Bound at 1, no old chunk stays once the policy has moved: the run is the one without reuse."""
-    for name, options in {"plain": (), "bound": ("train.reuse=1", "algo.min_effective_share=1")}.items():
-        recipe = small_recipe(policy, "algo.optim.lr=1e-3", *options)
-        train(recipe, open_run(recipe, tmp_path / name, False))
-    assert all(m["stale/left_out"] == m["stale/share"] > 0 for m in metrics(tmp_path / "bound")[1:])
-    plain, bound = ((tmp_path / n / "policy" / "model.safetensors").read_bytes() for n in ("plain", "bound"))
-    assert plain == bound

@@ -21,9 +21,7 @@ CONFIGS: dict[str, AlgoConfig] = {
     "rloo": RLOOConfig(**COMMON),
     "reinforce_pp": ReinforcePPConfig(**COMMON),
     "ppo": PPOConfig(**COMMON, value_lr=0.03, gamma=0.95, critic_warmup=1),
-    "ppo_action": PPOConfig(
-        **COMMON, value_lr=0.03, gamma=0.97, advantage_level="action", ratio_level="action", value_loss="mse"
-    ),
+    "ppo_action": PPOConfig(**COMMON, value_lr=0.03, gamma=0.97, advantage_level="action", ratio_level="action"),
     "grpo_muon": GRPOConfig(
         **COMMON | {"optim": {"lr": 0.06, "name": "muon"}}, ratio_level="chunk", loss_reduction="trajectory_mean"
     ),

@@ -94,7 +94,7 @@ ADVANTAGE = torch.tensor([[1.0, 2.0], [7.0, 7.0]], dtype=torch.float64)
 
 def loss_of(level: str, valid: list[list[bool]], advantage: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
     weight = weights_of(np.array(valid), np.array([0, 1]), level, "token_mean")
-    config = GRPOConfig.model_validate({"ratio_level": level, "clip_low": 0.2, "clip_high": 0.28})
+    config = GRPOConfig.model_validate({"ratio_level": level, "clip": {"low": 0.2, "high": 0.28}})
     loss, metrics = losses.policy_loss(
         config, RATIOS.log(), torch.zeros_like(RATIOS), advantage, torch.from_numpy(weight)
     )
@@ -200,11 +200,11 @@ def test_entropy_mean_by_hand():
 
 def test_value_loss_by_hand():
     value, target, old = torch.tensor([2.0]), torch.tensor([5.0]), torch.tensor([1.5])
-    assert losses.value_loss(value, target, old, kind="mse", clip=None).item() == pytest.approx(4.5)
-    # Huber with delta 1: 3 - 1/2.
-    assert losses.value_loss(value, target, old, clip=None, huber_delta=1.0).item() == pytest.approx(2.5)
+    assert losses.value_loss(value, target, old, clip=None).item() == pytest.approx(4.5)
+    # Huber with delta 10, from an error of 20: 10 (20 - 10/2).
+    assert losses.value_loss(value, target + 17, old, clip=None).item() == pytest.approx(150)
     # Clipped: the value may go from 1.5 to 1.7 only, and 0.5 * 3.3^2 is worse than 0.5 * 3^2.
-    assert losses.value_loss(value, target, old, kind="mse", clip=0.2).item() == pytest.approx(0.5 * 3.3**2)
+    assert losses.value_loss(value, target, old, clip=0.2).item() == pytest.approx(0.5 * 3.3**2)
 
 
 def test_value_loss_beyond_the_clip_has_no_gradient():

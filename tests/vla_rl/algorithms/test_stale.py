@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -68,24 +67,21 @@ def test_doubly_robust_grpo_refuses_stale_chunks():
 # --- nothing lags ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("proximal", ["recompute", "interpolate"])
-@pytest.mark.parametrize("recompute_old", [True, False])
 @pytest.mark.parametrize("kind", [GRPOConfig, PPOConfig, ReinforcePPConfig])
-def test_where_nothing_lags_nothing_changes_to_the_bit(kind, recompute_old, proximal):
+def test_where_nothing_lags_nothing_changes_to_the_bit(kind):
     critic = kind is PPOConfig
     episodes = toy.roll_out(toy.ToyPolicy(critic=critic), 6, 4, seed=0)
-    options = OPTIONS | {"recompute_old_log_prob": recompute_old}
-    expected, plain = learnt(kind(**options), stamped(episodes, None), 5, critic)
-    config = kind(**options, proximal=proximal, behavior_cap=1.0)
-    found, policy = learnt(config, stamped(episodes, 5), 5, critic)
+    expected, plain = learnt(kind(**OPTIONS), stamped(episodes, None), 5, critic)
+    found, policy = learnt(kind(**OPTIONS), stamped(episodes, 5), 5, critic)
     assert found == expected
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), policy.parameters(), strict=True))
 
 
-def test_chunks_that_do_not_lag_keep_their_numbers_beside_some_that_do():
+def test_chunks_that_do_not_lag_keep_their_numbers_beside_some_that_do(monkeypatch):
+    monkeypatch.setattr(GRPOConfig, "skips_zero_advantage", False)
     episodes = toy.roll_out(toy.ToyPolicy(), 6, 4, seed=0)
     mixed = stamped(episodes[:12], 5) + stamped(episodes[12:], 3)
-    learner = GRPOConfig(filter_groups=False, skip_zero_advantage=False).build(toy.ToyPolicy())
+    learner = GRPOConfig(filter_groups=False).build(toy.ToyPolicy())
     learner.iteration = 5
     batch, plain = learner.prepare(mixed), learner.prepare(stamped(episodes, 5))
     assert batch.lag is not None and batch.behavior_log_prob is not None
@@ -101,11 +97,12 @@ def test_chunks_that_do_not_lag_keep_their_numbers_beside_some_that_do():
 
 
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
-def test_the_decoupled_loss_and_its_gradient_by_hand(level):
+def test_the_decoupled_loss_and_its_gradient_by_hand(level, monkeypatch):
+    monkeypatch.setattr(losses, "BEHAVIOR_CAP", 1.2)
     rng = np.random.default_rng(0)
     behavior, old, now = (torch.from_numpy(rng.normal(-1.0, 0.3, (3, 2, 2))) for _ in range(3))
     now.requires_grad_()
-    config = GRPOConfig(ratio_level=level, behavior_cap=1.2, clip_low=0.2, clip_high=0.28)
+    config = GRPOConfig(ratio_level=level, clip={"low": 0.2, "high": 0.28})
     advantage = torch.tensor([[1.0, 1.0], [-0.5, -0.5], [2.0, 2.0]], dtype=torch.float64)
     weight = torch.full((3, 2), 1 / 6, dtype=torch.float64)
     loss, metrics = losses.policy_loss(config, now, old, advantage, weight, behavior)
@@ -124,12 +121,6 @@ def test_the_decoupled_loss_and_its_gradient_by_hand(level):
     assert metrics["importance_max"].item() == pytest.approx(w.max()) and (w > 1.2).any() and (w < 1.2).any()
 
 
-def test_interpolation_by_hand():
-    behavior, now = torch.tensor([-2.0, -2.0, -2.0]), torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    found = losses.interpolated_proximal(behavior[:, None, None], now[:, None, None], torch.tensor([0.0, 1.0, 3.0]))
-    assert found.flatten().tolist() == [-2.0, -1.5, -1.25] and not found.requires_grad
-
-
 def test_effective_sample_share_by_hand():
     """Weights 1, 1, 1, 3: (6)^2 / (4 * 12) = 3/4."""
     weight = torch.full((4, 1), 0.25, dtype=torch.float64)
@@ -139,46 +130,7 @@ def test_effective_sample_share_by_hand():
     assert share.item() == pytest.approx(0.75)
 
 
-# --- where old log-probabilities come from -----------------------------------------------------
-
-
-@pytest.mark.parametrize("recompute_old", [True, False])
-def test_recomputed_is_exact_and_interpolated_needs_no_pass(recompute_old, monkeypatch):
-    behind, now = toy.ToyPolicy(seed=0), toy.ToyPolicy(seed=3)
-    episodes = stamped(toy.roll_out(behind, 6, 4, seed=0), 1)
-    found = {}
-    for proximal in ("recompute", "interpolate"):
-        config = GRPOConfig(proximal=proximal, recompute_old_log_prob=recompute_old, **OPTIONS)
-        learner = config.build(copy.deepcopy(now))
-        learner.iteration = 2
-        passes = []
-        evaluate = learner.policy.evaluate
-        monkeypatch.setattr(learner.policy, "evaluate", lambda *a, _e=evaluate, _p=passes: (_p.append(1), _e(*a))[1])
-        batch = learner.prepare(episodes)
-        found[proximal] = batch
-        assert bool(passes) == (proximal == "recompute")
-        metrics = learner.update(batch)
-        assert 0 < metrics["update/effective_sample_share"] < 1 and metrics["stale/lag_mean"] == 1
-        assert metrics["update/importance_max"] > 1 and "rollout/log_prob_gap" not in metrics
-    exact, cheap = found["recompute"], found["interpolate"]
-    rows = exact.active
-    out = now.evaluate(exact.observations(np.flatnonzero(rows)), exact.chunks.select(np.flatnonzero(rows)))
-    assert np.allclose(exact.old_log_prob[rows], out.log_prob.detach().numpy(), atol=1e-6)
-    recorded = cheap.chunks.log_prob
-    assert recorded is not None
-    assert np.array_equal(cheap.old_log_prob, recorded) and np.array_equal(cheap.behavior_log_prob, recorded)
-    assert np.array_equal(exact.behavior_log_prob, recorded)
-
-
-def test_chunks_are_left_out_by_their_weights_which_interpolation_does_not_know():
-    with pytest.raises(ValueError, match=r"min_effective_share: got 0\.3 with proximal 'interpolate', which knows no"):
-        GRPOConfig(proximal="interpolate", min_effective_share=0.3)
-
-
-def test_a_critic_learns_beside_interpolated_chunks():
-    episodes = stamped(toy.roll_out(toy.ToyPolicy(critic=True, seed=4), 6, 4, seed=0), 0)
-    metrics, _ = learnt(PPOConfig(proximal="interpolate", **OPTIONS), episodes, iteration=1, critic=True)
-    assert metrics["stale/share"] == 1 and np.isfinite(metrics["loss/value"])
+# --- refused ------------------------------------------------------------------------------------
 
 
 def test_stale_chunks_without_log_probabilities_are_refused():
@@ -198,7 +150,7 @@ def one_step(policy: tree.TablePolicy, number: int, recorded: np.ndarray) -> Act
     return ActionChunk(moves.astype(np.float32), moves, log_prob=recorded, version=np.zeros(1, np.int64))
 
 
-def enumerated(plant: float = 1.0, cap: float = 1e6, level: str = "chunk") -> tuple[torch.Tensor, torch.Tensor]:
+def enumerated(plant: float = 1.0, level: str = "chunk") -> tuple[torch.Tensor, torch.Tensor]:
     """The exact expectation over chunks of an older policy, and the gradient of the newer one's expected reward.
 
     Args:
@@ -207,7 +159,7 @@ def enumerated(plant: float = 1.0, cap: float = 1e6, level: str = "chunk") -> tu
     behind, now = tree.TablePolicy(), tree.TablePolicy()
     with torch.no_grad():
         now.logits.add_(torch.from_numpy(np.random.default_rng(1).normal(0, 0.7, (3, 2, 2)).astype(np.float32)))
-    config = GRPOConfig(ratio_level=level, behavior_cap=cap)
+    config = GRPOConfig(ratio_level=level)
     obs = toy.observation(np.zeros((1, 2)))
     expected = torch.zeros(())
     for number in range(4):
@@ -228,26 +180,27 @@ def enumerated(plant: float = 1.0, cap: float = 1e6, level: str = "chunk") -> tu
     return now.logits.grad, right.logits.grad
 
 
-def test_the_gradient_of_stale_chunks_is_that_of_the_policy_as_it_is_now():
+def test_the_gradient_of_stale_chunks_is_that_of_the_policy_as_it_is_now(monkeypatch):
+    monkeypatch.setattr(losses, "BEHAVIOR_CAP", 1e6)
     found, right = enumerated()
     assert torch.allclose(found, right, atol=1e-6) and right.abs().max() > 0.04
 
 
 @pytest.mark.parametrize("fault", [{"plant": 0.5}, {"plant": 0.0}, {"cap": 1.0}, {"level": "token"}])
-def test_wrong_weights_are_caught(fault):
+def test_wrong_weights_are_caught(fault, monkeypatch):
     """Also the bias that truncation and weights of single tokens are known to have."""
-    found, right = enumerated(**fault)
+    monkeypatch.setattr(losses, "BEHAVIOR_CAP", fault.get("cap", 1e6))
+    found, right = enumerated(**{k: v for k, v in fault.items() if k != "cap"})
     assert (found - right).abs().max() > 5e-3
 
 
-def test_sampled_batches_of_an_older_policy_meet_the_exact_gradient():
+def test_sampled_batches_of_an_older_policy_meet_the_exact_gradient(monkeypatch):
     """Through the whole learner: groups drawn by an older policy, RLOO's baseline left out by a batch-wide one."""
+    monkeypatch.setattr(losses, "BEHAVIOR_CAP", 1e6)
     behind, now = tree.TablePolicy(), tree.TablePolicy()
     with torch.no_grad():
         now.logits.add_(torch.from_numpy(np.random.default_rng(1).normal(0, 0.4, (3, 2, 2)).astype(np.float32)))
-    config = GRPOConfig(
-        ratio_level="chunk", behavior_cap=1e6, minibatch_size=10**6, normalize_std=False, optim={"grad_clip": None}
-    )
+    config = GRPOConfig(ratio_level="chunk", minibatch_size=10**6, normalize_std=False, optim={"grad_clip": None})
     learner = config.build(now)
     learner.iteration = 1
     first = [_first_chunk_alone(e) for e in tree.roll_out(behind, 1500, 8, seed=3)]

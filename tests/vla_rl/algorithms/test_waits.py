@@ -16,7 +16,7 @@ install()  # When tests are collected: torch must know of all devices before its
 
 CONFIGS = {
     "grpo": GRPOConfig(
-        optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=40, epochs=2, kl_coef=0.1, dual_clip=3.0
+        optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=40, epochs=2, kl_coef=0.1, clip={"dual": 3.0}
     ),
     "ppo": PPOConfig(optim={"lr": 0.01}, minibatch_size=40, micro_batch_size=40, entropy_coef=0.01),
 }

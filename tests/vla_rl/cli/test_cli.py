@@ -48,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(
         "run: train\nname: tiny\ndescription: For tests.\n"
-        "env: {kind: dummy}\npolicy: {kind: openvla}\nalgo: {kind: grpo}\n"
+        "env: {kind: 'sim.dummy:DummyConfig'}\npolicy: {kind: openvla}\nalgo: {kind: grpo}\n"
     )
     return path
 

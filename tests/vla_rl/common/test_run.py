@@ -178,12 +178,12 @@ def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
     assert all(
         is_free(f"rollout.{name}") for name in ("address", "hosts", "host_gpus", "worker_cpus", "start_timeout_s")
     )
-    assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind", "weights_dtype", "batch"))
+    assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind", "batch"))
 
 
 @pytest.mark.parametrize("section", ["env", "real_env"])
 def test_a_run_may_go_on_with_its_simulator_elsewhere(section):
-    names = ("num_hosts", "hosts", "token_file", "devices", "assets_path", "max_scenes")
+    names = ("num_hosts", "hosts", "token_file", "devices", "assets_path")
     assert all(is_free(f"{section}.{name}") for name in names)
     assert not any(is_free(f"{section}.{name}") for name in ("env", "python", "variables", "num_envs", "eval_seed"))
 

@@ -29,7 +29,7 @@ run: sft
 name: tiny
 description: For tests.
 num_threads: 1
-env: {kind: dummy, image_size: 32}
+env: {kind: 'sim.dummy:DummyConfig', image_size: 32}
 policy: {kind: openvla, image_size: 32, chunk_size: 2, precision: fp32}
 sft: {datasets: someone/reaching, steps: 2, batch_size: 4, log_every: 1}
 log: {tensorboard: false}

@@ -138,12 +138,12 @@ def test_an_interval_without_width_is_no_certainty():
 
 
 def test_how_an_environment_was_run_is_no_difference():
-    old, new = {"horizon": 16, "num_envs": 2}, {"horizon": 16, "num_envs": 4, "in_halves": True}
+    old, new = {"horizon": 16, "num_envs": 2}, {"horizon": 16, "num_envs": 4, "num_workers": 2}
     first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
-    assert "in_halves" not in compare(second, first).text() and "num_envs" not in compare(second, first).text()
+    assert "num_workers" not in compare(second, first).text() and "num_envs" not in compare(second, first).text()
     for old, new in (
         ({"num_hosts": 1, "hosts": ["a:5555"]}, {"num_hosts": 2, "hosts": ["b:5555"]}),
-        ({"assets_path": None, "max_scenes": 10}, {"assets_path": "elsewhere", "max_scenes": 2}),
+        ({"assets_path": None}, {"assets_path": "elsewhere"}),
     ):
         first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
         assert "env." not in compare(first, second).text()

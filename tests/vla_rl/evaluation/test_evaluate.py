@@ -137,7 +137,7 @@ def test_lost_episodes_are_run_again():
 
 
 def test_episodes_lost_in_every_try_are_left_out_in_the_open():
-    config = replace_config(SMALL, max_retries=2, tasks=("reach_red",))
+    config = replace_config(SMALL, tasks=("reach_red",))
     evaluation = evaluate(ReachPolicy(), FlakyEnv(ENV.build(), index=2, times=10**6), config)
     rate = evaluation.rate("greedy")
     assert (rate.num_episodes, rate.num_successes, rate.num_lost) == (5, 5, 1)
@@ -346,10 +346,10 @@ def test_an_episode_that_went_down_with_anothers_worker_ends_as_it_would_have():
 
 def test_a_dying_worker_costs_its_own_episode_only():
     config = DummyConfig(num_envs=2, num_workers=2, fault="die", fault_index=1, fault_step=2, tasks=("reach_red",))
-    eval_config = EvalConfig(episodes_per_task=4, temperatures=(0.0,), videos=0, max_retries=1)
+    eval_config = EvalConfig(episodes_per_task=4, temperatures=(0.0,), videos=0)
     evaluation = evaluate(ReachPolicy(), config, eval_config)
     assert [e.lost for e in evaluation.episodes] == [False, True, False, False]
-    assert evaluation.meta.num_retried == 1
+    assert evaluation.meta.num_retried == 2
 
 
 class Single(NoisyReach):

@@ -32,7 +32,7 @@ COUNTS: dict[str, Any] = {
     "gained": 5, "lost": 4, "tied": 11, "num_pairs": 20, "max_pairs": 20, "num_lost_pairs": 0, "num_episodes": 40,
     "rate_a": 0.4, "rate_b": 0.45, "interval": [-0.3, 0.4], "p_value": 1.0, "alpha": 0.05,
 }  # fmt: skip
-REAL = "real_env={kind: dummy, num_envs: 8, tasks: [reach_red], horizon: 8}"
+REAL = "real_env={kind: 'sim.dummy:DummyConfig', num_envs: 8, tasks: [reach_red], horizon: 8}"
 
 
 class DreamConfig(DummyConfig):

@@ -31,7 +31,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         "run: train\nname: tiny\ndescription: For tests.\n"
-        "env: {kind: dummy, cameras: [agentview, wrist], image_size: 56}\n"
+        "env: {kind: 'sim.dummy:DummyConfig', cameras: [agentview, wrist], image_size: 56}\n"
         "algo: {kind: grpo, micro_batch_size: 2}\npolicy: {kind: openvla, precision: bf16, laplace: {}}\n"
     )
     with local_hub() as hub:

@@ -165,7 +165,7 @@ def test_discrete_logits_tokens_and_actions(discrete):
 def inputs_of(policy, obs):
     prompts = [policy.tokenizer.encode_prompt(text) for text in obs.instruction]
     images = image_batch(policy.prepare(obs), policy.cameras, 224, policy.device)
-    return images, None, prompt_batch(prompts, 32000, policy.config.padding, policy.device)
+    return images, None, prompt_batch(prompts, 32000, policy.device)
 
 
 @torch.no_grad()

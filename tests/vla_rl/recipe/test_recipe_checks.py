@@ -50,7 +50,7 @@ REFUSED = [
     ),
     ("train", ["seed=-1"], r"seed: got -1\. Input should be greater than or equal to 0"),
     ("train", ["seed=9223372036854775808"], r"seed: got 9223372036854775808\. Input should be less than 9223"),
-    ("sft", ["sft.datasets=[{path: d, subsample_seed: -1}]"], r"sft\.datasets\.0\.subsample_seed: got -1"),
+    ("sft", ["sft.datasets=[{path: d, weight: -1}]"], r"sft\.datasets\.0\.weight: got -1"),
     ("train", ["algo.bc_coef=0.1"], NO_DEMONSTRATIONS),
     ("train", ["train.control=continue_bc"], NO_DEMONSTRATIONS),
     ("train", ["algo.bc_coef=0.1", "sft.datasets=/no/demos"], r"sft\.datasets: /no/demos is not there\. Collect it"),
@@ -175,7 +175,7 @@ def test_a_base_of_another_run_gives_the_sections_that_both_have(tmp_path: Path)
     file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {}\ntrain: {iterations: 2}\n")
     with pytest.raises(ConfigError, match=r"^train: a recipe of run 'offline' has no such section; run train, loop"):
         load_recipe(file)
-    file.write_text("name: mine\nenv: {kind: dummy}\n")
+    file.write_text("name: mine\nenv: {kind: 'sim.dummy:DummyConfig'}\n")
     with pytest.raises(ConfigError, match=r"^run: the recipe does not say what it is for; add one of: eval, sft"):
         load_recipe(file)
 
@@ -213,7 +213,7 @@ def test_validation_takes_no_initial_state_of_the_gate() -> None:
         ("tabletop_imagination", "real_env.taks=[stack]", "real_env.taks: unknown key"),
         ("tabletop_imagination", "real_env.reward={kind: learned}", "real_env.reward.path: required"),
         ("tabletop_imagination", "env.first_frames.taks=[a]", "env.first_frames.taks: unknown key"),
-        ("tabletop_imagination", "real_env=tabeltop", "real_env.kind: got 'tabeltop', allowed: dummy"),
+        ("tabletop_imagination", "real_env=tabeltop", "real_env.kind: got 'tabeltop', allowed: gymnasium"),
         ("tabletop_grpo", "eval.plan=best", "eval.plan.kind: got 'best', allowed: best_of_n"),
         ("tabletop_grpo", "eval.plan={world_model: a, num: 4}", "eval.plan.num: unknown key"),
         ("tabletop_world_model", "world_model.model.dynamics=wn", "world_model.model.dynamics.kind: got 'wn', allowed"),

@@ -14,7 +14,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.options import LoraOptions
-from vla_rl.rollout.runner import EpisodeRunner, HalvesRunner, RunningEpisode, collect, evaluation_mode
+from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, collect, evaluation_mode
 from vla_rl.types import EpisodeSpec, Observation
 
 TASK = "reach_red"
@@ -53,15 +53,14 @@ def test_specs_are_asked_for_again_when_an_episode_ends():
     assert ended == [(0, 0, 1), (1, 0, 1), (2, 1, 1)] and list(waiting) == [None, never]
 
 
-@pytest.mark.parametrize("runner", [EpisodeRunner, HalvesRunner])
-def test_a_stopped_episode_ends_without_a_step_and_frees_its_environment(runner):
+def test_a_stopped_episode_ends_without_a_step_and_frees_its_environment():
     stepped, started = [], []
 
     def before_step(episodes):
         for episode in episodes:
             episode.stopped = episode.spec.index in (0, 1, 3)
 
-    runner(
+    EpisodeRunner(
         ENV.build(),
         specs(5),
         Idle.act,
@@ -71,8 +70,7 @@ def test_a_stopped_episode_ends_without_a_step_and_frees_its_environment(runner)
         before_step=before_step,
     ).run()
     assert started == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 1)]
-    by_halves = [(2, 0), (2, 0), (4, 0), (4, 0)]
-    assert stepped == ([(2, 0), (2, 0), (4, 1), (4, 0)] if runner is EpisodeRunner else by_halves)
+    assert stepped == [(2, 0), (2, 0), (4, 1), (4, 0)]
 
 
 @pytest.mark.parametrize(("max_attempts", "attempts"), [(1, [1]), (3, [1, 2, 3])])

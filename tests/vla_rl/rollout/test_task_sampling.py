@@ -86,10 +86,10 @@ def test_vade_explores_what_it_does_not_know():
 
 
 def test_vade_decays_evidence_by_hand():
-    sampler = SamplingConfig(kind="vade", decay=0.5, idle_decay=0.9).build(["a", "b"])
+    sampler = SamplingConfig(kind="vade").build(["a", "b"])
     sampler.update(outcomes("a", 4, 0) + outcomes("b", 0, 10))
     sampler.update(outcomes("a", 0, 2))
-    assert evidence(sampler) == {"a": (4 * 0.5, 2), "b": (0, 10 * 0.9)}
+    assert evidence(sampler) == {"a": (4 * 0.8, 2), "b": (0, 10 * 0.95)}
 
 
 def test_vade_ignores_lost_episodes():

@@ -12,8 +12,16 @@ from torch import nn
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.distributed.tensor_files import CheckpointError
-from vla_rl.training.config import OptimConfig, TrainerConfig
+from vla_rl.training.config import AveragedConfig, OptimConfig
 from vla_rl.training.trainer import Trainer, TrainingDivergedError, lr_factor, warmup_factor
+
+
+class Falling(AveragedConfig):
+    """A training whose learning rate falls to a tenth."""
+
+    @property
+    def last_lr_share(self) -> float:
+        return 0.1
 
 
 class Regression:
@@ -22,9 +30,9 @@ class Regression:
     def __init__(self, low_precision: bool = False, **options: Any) -> None:
         torch.manual_seed(0)
         self.module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-        values = {"steps": 60, "optim": {"lr": 0.02, "warmup_steps": 5}, "final_lr_fraction": 0.05}
+        values = {"steps": 60, "optim": {"lr": 0.02, "warmup_steps": 5}}
         options["optim"] = values["optim"] | options.get("optim", {})
-        config = TrainerConfig.model_validate(values | options)
+        config = Falling.model_validate(values | options)
         dtype = torch.bfloat16 if low_precision else None
         parameters = dict(self.module.named_parameters())
         self.trainer = Trainer(parameters, config, "toy", keep_masters=low_precision, compute_dtype=dtype)
@@ -115,7 +123,7 @@ def test_gradients_left_by_others_do_not_count() -> None:
 
 
 def test_the_rate_rises_and_falls() -> None:
-    config = TrainerConfig(steps=60, optim={"lr": 0.02, "warmup_steps": 5}, final_lr_fraction=0.1)
+    config = Falling(steps=60, optim={"lr": 0.02, "warmup_steps": 5})
     factors = [lr_factor(step, config) for step in range(60)]
     assert factors[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert factors[5:] == sorted(factors[5:], reverse=True)
@@ -127,7 +135,7 @@ def test_the_rate_rises_and_falls() -> None:
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(ValueError, match="toy: there are no trainable parameters"):
-        Trainer({"a": nn.Parameter(torch.zeros(2), requires_grad=False)}, TrainerConfig(), "toy")
+        Trainer({"a": nn.Parameter(torch.zeros(2), requires_grad=False)}, Falling(), "toy")
 
 
 def test_options_of_the_optimizer_that_are_not_given_are_those_of_their_section() -> None:

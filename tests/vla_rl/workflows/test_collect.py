@@ -57,12 +57,12 @@ def test_groups_start_alike_and_are_counted(tmp_path):
     again = RecordingPlan(plan.config, ["a", "b"])
     again.restore([{"task": "a", "index": i, "success": True} for i in (8, 7, 8)], [])
     assert [s.index for s in itertools.takewhile(lambda s: s is not None and s.task == "a", again.specs())] == [7, 9]
-    kept = RecordingPlan(plan.config.model_copy(update={"keep": "successes", "max_attempts": 2}), ["a"])
+    kept = RecordingPlan(plan.config.model_copy(update={"keep": "successes"}), ["a"])
     tried = []
     for spec in itertools.takewhile(lambda spec: spec is not None, kept.specs()):
         tried.append(spec.index)
         kept.finish(spec, False)
-    assert tried == [7, 7, 8, 8, 9, 9, 10, 10, 11, 11]
+    assert tried == [i for i in range(7, 20) for _ in "ab"][:25]
     with pytest.raises(ValidationError, match=r"collect\.group_size: got 2 with collect\.source=expert"):
         CollectConfig(group_size=2)
     with pytest.raises(ValidationError, match=r"collect\.keyframes: got true with collect\.group_size=2"):
@@ -135,9 +135,10 @@ def test_the_same_seed_gives_the_same_episodes_whatever_the_number_of_environmen
     assert run("c", 3, 1) != run("a2", 3, 0)
 
 
-def test_keep_successes_goes_on_to_the_next_initial_states(tmp_path):
+def test_keep_successes_goes_on_to_the_next_initial_states(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.rollout.recording_plan.MAX_TRIES", 20)
     hard = ENV.model_copy(update={"horizon": 3})  # Only nearby targets can be reached in time.
-    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=4, keep="successes", max_attempts=20)
+    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=4, keep="successes")
     result = collect_dataset(hard, config)
     episodes = read_episodes(tmp_path / "d")
     assert result["episodes"] == 8 and all(e["success"] for e in episodes)
@@ -152,9 +153,10 @@ def test_successes_are_kept_of_an_expert_and_everything_of_a_policy():
     )
 
 
-def test_no_success_is_an_error_and_leaves_nothing(tmp_path):
+def test_no_success_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.rollout.recording_plan.MAX_TRIES", 2)
     hopeless = ENV.model_copy(update={"horizon": 1})
-    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=2, max_attempts=2)
+    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=2)
     with pytest.raises(ConfigError, match=r"none of 8 episodes of reach_red, reach_blue .*no dataset"):
         collect_dataset(hopeless, config)
     assert not list(tmp_path.iterdir())
@@ -293,7 +295,7 @@ def test_what_was_collected_by_other_workers_is_found_again(tmp_path):
     first, config = collected(tmp_path)
     file = tmp_path / "demos" / "collect.json"
     notes = json.loads(file.read_text())
-    notes["env"] |= {"num_workers": 2, "in_halves": True}  # Two that change no episode.
+    notes["env"] |= {"num_workers": 2, "render_devices": "cpu"}  # Two that change no episode.
     file.write_text(json.dumps(notes))
     assert collect_dataset(ENV, config)["frames"] == first["frames"]
     notes["env"]["gravity"] = 3
@@ -303,9 +305,9 @@ def test_what_was_collected_by_other_workers_is_found_again(tmp_path):
 
 
 def test_liberos_assets_elsewhere_and_fewer_scenes_change_no_episode():
-    old = {"env": {"assets_path": None, "max_scenes": 10, "suite": "libero_goal"}}
-    assert not _differences(old, {"env": {"assets_path": "elsewhere", "max_scenes": 2, "suite": "libero_goal"}})
-    assert _differences(old, {"env": {"assets_path": None, "max_scenes": 10, "suite": "libero_10"}})
+    old = {"env": {"assets_path": None, "suite": "libero_goal"}}
+    assert not _differences(old, {"env": {"assets_path": "elsewhere", "suite": "libero_goal"}})
+    assert _differences(old, {"env": {"assets_path": None, "suite": "libero_10"}})
 
 
 def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):

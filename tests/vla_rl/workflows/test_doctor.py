@@ -111,7 +111,7 @@ def test_beside_a_world_model_the_real_environment_is_needed(hide, monkeypatch: 
     for recipe, faults in (
         ({"env": {"kind": "world_model"}, "real_env": {"kind": "libero"}}, {"GL", "hf-libero", "LIBERO assets"}),
         ({"env": imagined}, {"GL"}),
-        ({"env": {"kind": "dummy"}}, set()),
+        ({"env": {"kind": "sim.dummy:DummyConfig"}}, set()),
         ({"env": {"kind": "metaworld"}, "device": "cpu"}, {"GL"}),
     ):
         found = {check.name for check in doctor.run_checks(recipe) if check.is_fault}
@@ -183,7 +183,9 @@ def test_a_policy_of_billions_needs_a_gpu(policy: dict, size: int, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     assert doctor.billions(policy) == size
-    (device,) = [c for c in doctor.run_checks({"env": {"kind": "dummy"}, "policy": policy}) if c.name == "device"]
+    (device,) = [
+        c for c in doctor.run_checks({"env": {"kind": "sim.dummy:DummyConfig"}, "policy": policy}) if c.name == "device"
+    ]
     assert device.is_fault == bool(size)
     assert not size or f"no GPU, and the policy has {size} billion parameters" in device.found
 

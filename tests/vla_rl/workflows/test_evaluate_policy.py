@@ -35,7 +35,7 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(
         "run: sft\nname: tiny\n"
-        "env: {kind: dummy, num_envs: 2}\n"
+        "env: {kind: 'sim.dummy:DummyConfig', num_envs: 2}\n"
         "policy: {kind: openvla, preset: tiny}\n"
         "collect: {episodes_per_task: 2}\n"
         f"sft: {{datasets: [{tmp_path}/demos], steps: 3, batch_size: 4, optim: {{warmup_steps: 1}}, log_every: 1}}\n"
@@ -77,7 +77,7 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
 def test_ctrl_c_in_an_evaluation_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, folder = tmp_path / "tiny.yaml", tmp_path / "run"
     recipe.write_text(
-        "run: eval\nname: tiny\nenv: {kind: dummy, num_envs: 2, tasks: [reach_red]}\n"
+        "run: eval\nname: tiny\nenv: {kind: 'sim.dummy:DummyConfig', num_envs: 2, tasks: [reach_red]}\n"
         "policy: {kind: openvla, preset: tiny}\neval: {episodes_per_task: 3, videos: 0}\nlog: {tensorboard: false}\n"
     )
     policy = OpenVLAConfig(preset="tiny").build(DummyConfig(tasks=("reach_red",)).env_spec(), seed=0)

@@ -23,7 +23,7 @@ RECIPE = """
 run: failure
 name: tiny
 num_threads: 1
-env: {{kind: dummy, num_envs: 16, tasks: [reach_red], horizon: 16}}
+env: {{kind: 'sim.dummy:DummyConfig', num_envs: 16, tasks: [reach_red], horizon: 16}}
 policy: {{kind: openvla, path: {policy}}}
 failure:
   kind: conformal
@@ -33,8 +33,6 @@ failure:
   fit_on: {{episodes_per_task: 80}}
   calibrate_on: {{episodes_per_task: 80, start_index: 100}}
   evaluate_on: {{episodes_per_task: 60, split: eval}}
-  rnd: {{network: {{steps: 20, width: 16}}}}
-  safe_mlp: {{network: {{steps: 20, width: 16}}}}
 """
 
 

@@ -31,7 +31,6 @@ SMALL = [
     "failure.calibrate_on.episodes_per_task=60",
     "hub.robots=[2]",
     "hub.episodes_per_task=4",
-    "hub.processes.piece=4",
 ]
 
 
@@ -82,7 +81,7 @@ def test_results_belong_to_the_episodes_that_were_started() -> None:
 
 
 def test_the_person_has_as_many_steps_as_slow_hands_need() -> None:
-    recipe = load_recipe("tabletop_hub", ["hub.processes.speed=0.5", "hub.processes.hands=0.25", "hub.patience=20"])
+    recipe = load_recipe("tabletop_hub", ["hub.patience=20"])
     options = person_options(recipe)
     assert options.hand_over == 2.0 and options.patience == 80 and options.full == (1, 1, 1, 10, 10, 10)
     steps = recipe.acting_env.env_spec().horizon["stack"]

@@ -266,7 +266,7 @@ def test_a_run_improves_reports_and_resumes_to_the_bit(logged: Path, tmp_path: P
 
 def test_recap_says_of_every_decision_whether_it_was_better_than_expected(logged: Path, tmp_path: Path) -> None:
     data, policy = opened(logged), load_policy(save_policy(tmp_path / "policy"))
-    config = RecapConfig.model_validate({"lookahead": None, "critic": SMALL})
+    config = RecapConfig.model_validate({"critic": SMALL})
     examples, found = config.examples(policy, data, RUN)
     assert (examples.weight == 1).all()
     assert found["recap/positive"] == pytest.approx(0.4, abs=0.05)

@@ -90,8 +90,8 @@ def test_nothing_after_success_is_learned_from(base: Path, logged: Path, tmp_pat
     assert learned["rollout/success_rate"] > 0 and again["replay/decisions"] == learned["replay/decisions"]
 
 
-NOISE = {"method": "noise", "noise": {"hidden": 8, "scale": 1.5}, "critic": CRITIC | {"targets": "actor"}}
-EDITS = {"method": "edits", "edits": {"hidden": 8}, "critic": CRITIC | {"targets": "best_of_n"}}
+NOISE = {"method": "noise", "noise": {"scale": 1.5}, "critic": CRITIC | {"targets": "actor"}}
+EDITS = {"method": "edits", "critic": CRITIC | {"targets": "best_of_n"}}
 
 
 @pytest.mark.parametrize("options", [{}, EDITS, NOISE], ids=["best_of_n", "edits", "noise"])

@@ -143,7 +143,7 @@ def test_killed_and_resumed_each_episode_counts_once_and_scenes_begin_anew(
 ) -> None:
     """Beside `test_hil`, where real processes are killed."""
     run, ended = tmp_path / "run", Practice.ended
-    changes = [f"env.horizons.{task}=24" for task in (PICK, OFF)] + ["env.knock.probability=0", "env.num_envs=2"]
+    changes = [f"env.horizons.{task}=24" for task in (PICK, OFF)] + ["env.knock=0", "env.num_envs=2"]
     recipe = load_recipe("tabletop_hil", [*TINY, *PAIR, *changes])
     monkeypatch.setattr(hil, "start_child", ActorHere)
 

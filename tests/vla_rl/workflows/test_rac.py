@@ -92,7 +92,9 @@ def test_what_a_recipe_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
+def test_a_whole_run_and_going_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing is solved by then: every episode gets an intervention.
+    monkeypatch.setattr("vla_rl.workflows.rac.ALARM_FRACTION", 0.2)
     demos = tmp_path / "demos"
     recipe = load_recipe(
         "tabletop_rac",
@@ -101,15 +103,14 @@ def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
             "env.tasks=[stack]",
             "env.num_envs=4",
             "env.num_workers=0",
-            "env.knock.probability=0",
+            "env.knock=0",
             f"collect={{source: expert, dataset: '{demos}', episodes_per_task: 2}}",
             f"sft.datasets={demos}",
             "sft.steps=2",
             "sft.batch_size=8",
             "rac.episodes_per_task=4",
             "rac.rounds=1",
-            "rac.alarm=clock",
-            "rac.alarm_fraction=0.2",  # Nothing is solved by then: every episode gets an intervention.
+            "rac.person.alarm=clock",
             "eval.episodes_per_task=2",
             "log.console=false",
         ],

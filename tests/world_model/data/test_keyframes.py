@@ -189,26 +189,29 @@ def by_hand(positions: list[list[float]], success: list[bool], **marks: list[lis
     )
 
 
-def test_similar_moments_that_end_differently_come_first() -> None:
+def test_similar_moments_that_end_differently_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two episodes pass 5 and end differently; two others pass 10 and both succeed."""
+    monkeypatch.setattr("world_model.data.keyframes.NEIGHBORS", 1)
     moments = by_hand([[0, 5.0, 20], [0.2, 5.1, 40], [0.4, 10, 21], [0.6, 10.1, 22]], [True, False, True, True])
-    chosen = choose(moments, KeyframeConfig(kinds=("divergence",), neighbors=1, per_kind=2))
+    chosen = choose(moments, KeyframeConfig(kinds=("divergence",), per_kind=2))
     assert [(k.episode, k.step, k.value, k.score) for k in chosen] == [(0, 8, 0.5, 1.0), (1, 8, 0.5, 1.0)]
 
 
-def test_before_a_failure_is_where_success_becomes_unlikely() -> None:
+def test_before_a_failure_is_where_success_becomes_unlikely(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed episode stays with three that succeed for two frames, then leaves to where others have failed."""
+    monkeypatch.setattr("world_model.data.keyframes.NEIGHBORS", 3)
     good = [[0.1 * i, 1 + 0.1 * i, 2 + 0.1 * i, 3 + 0.1 * i] for i in range(3)]
     moments = by_hand([*good, [0.05, 1.05, 2.05, 9.0, 9.5], [8.8, 8.9, 9.0, 9.1]], [True] * 3 + [False] * 2)
-    chosen = choose(moments, KeyframeConfig(kinds=("failure",), neighbors=3))
+    chosen = choose(moments, KeyframeConfig(kinds=("failure",)))
     lost = next(k for k in chosen if k.episode == 3)
     assert lost.step == 16 and lost.value == 0.75 and lost.score == pytest.approx(0.75 - 0.25, abs=0.3)
 
 
-def test_one_moment_can_be_of_several_kinds_and_an_episode_gives_one_of_each() -> None:
+def test_one_moment_can_be_of_several_kinds_and_an_episode_gives_one_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("world_model.data.keyframes.NEIGHBORS", 1)
     grip = [[False, True, True, False], [False, True, False, False]]
     moments = by_hand([[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]], [True, False], gripper=grip)
-    chosen = choose(moments, KeyframeConfig(kinds=("divergence", "gripper"), neighbors=1))
+    chosen = choose(moments, KeyframeConfig(kinds=("divergence", "gripper")))
     assert [(k.episode, k.step, k.kinds) for k in chosen] == [
         (0, 8, ("divergence", "gripper")),
         (1, 8, ("divergence", "gripper")),

@@ -16,6 +16,7 @@ from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.segmentation import structure_file
 from vla_rl.data.structure import open_structure
+from world_model.data import style
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples, open_latents
@@ -96,11 +97,11 @@ def test_structure_actions_states_and_outcomes_are_the_recorded_ones(frames, mak
                 assert np.ptp(colors / colors.sum(1, keepdims=True), axis=0).max() < 0.03
 
 
-def test_a_clip_has_one_style_and_other_clips_have_others(frames, maker):
+def test_a_clip_has_one_style_and_other_clips_have_others(frames, maker, monkeypatch):
     """A flat segment's color in the middle of the picture is the same in all frames, however they are cut."""
-    plain = Restyler(
-        maker.dataset, maker.structure, StyleConfig(share=0.5, texture=0, light=0, recolor=1.0), maker.still
-    )
+    monkeypatch.setattr(style, "TEXTURE", 0)
+    monkeypatch.setattr(style, "LIGHT", 0)
+    plain = Restyler(maker.dataset, maker.structure, StyleConfig(share=0.5, recolor=1.0), maker.still)
     colors = []
     for copy in range(2):
         styled = StyledFrames.restyled(frames, plain, (0, copy), 1.0)

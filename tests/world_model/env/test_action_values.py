@@ -57,14 +57,14 @@ def by_hand(position: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-(2 * (position - GOAL + 4 * (HORIZON - steps) / HORIZON - 2) + 0.5)))
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_a_chunk_is_worth_the_value_of_what_it_leads_to(monkeypatch, episodes, ahead):
+def test_a_chunk_is_worth_the_value_of_what_it_leads_to(monkeypatch, episodes):
+    monkeypatch.setattr("world_model.env.action_values.CHUNKS_AT_ONCE", 3)
     episode, chunk = np.array([0, 3, 3, 4]), np.array([0, 2, 1, 1])
     amounts = np.array([[0.1, 0.9], [0.4, 0.4], [0.0, 1.0], [-0.5, 0.2]])
-    found = values(monkeypatch, chunks_ahead=ahead, batch_size=3).of(episodes, episode, chunk, pushes(amounts.tolist()))
+    found = values(monkeypatch).of(episodes, episode, chunk, pushes(amounts.tolist()))
     seen = np.array([episodes[e].obs.state[c, 0] for e, c in zip(episode, chunk, strict=True)])
-    position = seen[:, None] + 4 * GAIN * amounts + (ahead - 1) * 4 * GAIN * 0.5
-    np.testing.assert_allclose(found, by_hand(position, 4 * (chunk + ahead)[:, None]), atol=0.02)
+    position = seen[:, None] + 4 * GAIN * amounts
+    np.testing.assert_allclose(found, by_hand(position, 4 * (chunk + 1)[:, None]), atol=0.02)
     assert found[1, 0] == found[1, 1]
 
 

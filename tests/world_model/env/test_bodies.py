@@ -160,7 +160,10 @@ def test_the_body_is_closed_with_the_environment() -> None:
 
 @pytest.mark.parametrize(
     ("beginning", "found"),
-    [({"first_frames": {"kind": "dummy"}}, "kind 'dummy'"), ({"datasets": ["data/policy"]}, "none")],
+    [
+        ({"first_frames": {"kind": "sim.dummy:DummyConfig"}}, "kind 'sim.dummy:DummyConfig'"),
+        ({"datasets": ["data/policy"]}, "none"),
+    ],
 )
 def test_a_body_is_asked_only_of_a_simulator_that_has_one(beginning: dict[str, object], found: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.body.*libero, tabletop.*not {found}; set env\.body=learned"):

@@ -138,7 +138,7 @@ def test_first_frames_of_another_robot_are_refused(changes: dict[str, Any], mess
 # --- built from a config ----------------------------------------------------------------------
 
 
-DUMMY = {"kind": "dummy", "image_size": 16, "cameras": ["agentview", "wrist"], "horizon": 12}
+DUMMY = {"kind": "sim.dummy:DummyConfig", "image_size": 16, "cameras": ["agentview", "wrist"], "horizon": 12}
 
 
 @pytest.fixture

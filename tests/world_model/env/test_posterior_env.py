@@ -13,7 +13,7 @@ import pytest
 import torch
 from toy import ToyInitialFrames, push, through_a_file, toy_env
 
-from vla_rl.config import ConfigError, validate
+from vla_rl.config import ConfigError
 from vla_rl.types import EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
@@ -53,23 +53,17 @@ def drawn(env: WorldModelEnv) -> list[int]:
     return cast(Any, env._memory).context.member.tolist()
 
 
-def test_a_draw_by_episodes_needs_a_posterior() -> None:
-    with pytest.raises(ConfigError, match=r"imagination\.posterior_by: got episode without a posterior"):
-        validate(ImaginationConfig, {"posterior_by": "episode"})
-
-
-@pytest.mark.parametrize("by", ["group", "episode"])
-def test_a_group_shares_a_member_unless_each_episode_draws_its_own(by: str) -> None:
-    env = env_of(members(), 16, posterior_by=by)
+def test_a_group_shares_a_member() -> None:
+    env = env_of(members(), 16)
     groups = env.deal([replace(SPEC, index=i) for i in range(4)], 4)
     env.reset([spec.member(number) for spec in groups for number in range(4)])
     found = np.array(drawn(env)).reshape(4, 4)
     assert len(np.unique(found)) > 1
-    assert (found == found[:, :1]).all() == (by == "group")
-    apart = env_of(env.world_model, 2, posterior_by=by)  # Which other episodes there are does not matter.
+    assert (found == found[:, :1]).all()
+    apart = env_of(env.world_model, 2)  # Which other episodes there are does not matter.
     apart.reset([groups[3].member(2), groups[1].member(1)])
     assert drawn(apart) == [found[3, 2], found[1, 1]]
-    again = env_of(env.world_model, 1, posterior_by=by)
+    again = env_of(env.world_model, 1)
     again.load_state(env.state())
     lap = [again.deal([SPEC], 4)[0] for _ in range(12)]
     seen = set()

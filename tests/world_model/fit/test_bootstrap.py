@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from world_model.data.latents import open_latents
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.metadata import WorldModelMetadata
+from world_model.methods.clip_source import latent_bootstrap
 from world_model.methods.clip_source.latent_bootstrap import BootstrapConfig, LatentBootstrap
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
@@ -41,13 +44,24 @@ def clips(episodes, world_model) -> ClipDataset:
     return ClipDataset([open_latents(frames, world_model.autoencoder)], 3, np.zeros(8), np.ones(8))
 
 
+@pytest.fixture(autouse=True)
+def soon() -> Iterator[pytest.MonkeyPatch]:
+    """The share rises at once, and the cache is made anew every ten updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"START": 0.0, "RAMP": 0.1, "REFRESH_EVERY": 10}.items():
+            patch.setattr(latent_bootstrap, name, value)
+        yield patch
+
+
 def make(clips: ClipDataset, world_model: WorldModel, **options: float) -> LatentBootstrap:
-    values = {"share": 0.5, "start": 0.0, "ramp": 0.1, "refresh_every": 10, "episodes": 6, **options}
+    values = {"share": 0.5, "episodes": 6, **options}
     return LatentBootstrap(BootstrapConfig.model_validate(values), clips, world_model.dynamics, 100, seed=1)
 
 
-def test_the_share_rises(clips, world_model) -> None:
-    rising = make(clips, world_model, share=0.8, start=0.2, ramp=0.5)
+def test_the_share_rises(clips, world_model, soon) -> None:
+    soon.setattr(latent_bootstrap, "START", 0.2)
+    soon.setattr(latent_bootstrap, "RAMP", 0.5)
+    rising = make(clips, world_model, share=0.8)
     assert [round(rising.share(step), 3) for step in (0, 20, 45, 70, 100)] == [0, 0, 0.4, 0.8, 0.8]
     clip, seen = make(clips, world_model, share=0.0).batch(4, 50)
     assert seen is None and torch.equal(clip.frames.latents, clips.batch(4, 1, 50).frames.latents)
@@ -70,8 +84,9 @@ def test_what_is_seen_was_imagined_and_what_is_predicted_is_real(clips, world_mo
         assert all(any(torch.equal(frame, known) for known in cached) for frame in seen.latents[row, 1:])
 
 
-def test_the_cache_is_bounded_detached_and_made_anew(clips, world_model) -> None:
-    bootstrap = make(clips, world_model, max_frames=12, episodes=100)
+def test_the_cache_is_bounded_detached_and_made_anew(clips, world_model, soon) -> None:
+    soon.setattr(latent_bootstrap, "MAX_FRAMES", 12)
+    bootstrap = make(clips, world_model, episodes=100)
     before = None
     for step in (10, 20, 30):
         bootstrap.batch(4, step)
@@ -105,9 +120,10 @@ def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
     assert any(not torch.equal(first[key], episode.latents) for key, episode in bootstrap.cache.items())
 
 
-def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch) -> None:
+def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch, soon) -> None:
+    soon.setattr(latent_bootstrap, "REFRESH_EVERY", 2)
     stage = {"steps": 5, "batch_size": 4, "optim": {"warmup_steps": 1}}
-    bootstrap = {"kind": "latent_bootstrap", "share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
+    bootstrap = {"kind": "latent_bootstrap", "share": 0.9, "episodes": 4}
     options = config(episodes, dynamics=stage, clip_source=bootstrap)
     whole = fit(options, ENV.env_spec(), tmp_path / "whole", seed=1)
     plain = fit(config(episodes, dynamics=stage), ENV.env_spec(), tmp_path / "plain", seed=1)
@@ -120,5 +136,5 @@ def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatc
 
 
 def test_what_could_not_resume_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"refresh_every: got 3, must divide save_every \(200\)"):
-        validate(FitConfig, {"clip_source": {"kind": "latent_bootstrap", "refresh_every": 3}})
+    with pytest.raises(ConfigError, match=r"save_every: got 3, must be a multiple of 10 with"):
+        validate(FitConfig, {"clip_source": {"kind": "latent_bootstrap"}, "save_every": 3})

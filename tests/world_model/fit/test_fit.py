@@ -138,7 +138,7 @@ def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
 
 @pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2)])
 def test_trust_verifies_successes_over_the_policys_chunk(fitted, held_out, tmp_path, chunk_size, frames):
-    options = MeasureConfig(inverse_updates=0, num_clips=0, auc_frames=0, action_frames=1)
+    options = MeasureConfig(inverse_updates=0, auc_frames=0)
     measure_trust(options, fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
     assert TrustReport.load(tmp_path / "trust.json").provenance.chunk_frames == frames
 
@@ -331,8 +331,8 @@ def test_a_dynamics_from_outside_is_fitted_saved_and_loaded(episodes, tmp_path):
     world_model = load_world_model(fit(config(episodes, model=MODEL | {"dynamics": dynamics}), SPEC, tmp_path / "run"))
     assert world_model.config.dynamics.kind == dynamics["kind"]
     with pytest.raises(ConfigError, match=r"clip_source: not for dynamics of kind my_dynamics"):
-        own_frames = {"kind": "latent_bootstrap", "refresh_every": 2}
-        options = config(episodes, model=MODEL | {"dynamics": dynamics}, clip_source=own_frames)
+        own_frames = {"kind": "latent_bootstrap"}
+        options = config(episodes, model=MODEL | {"dynamics": dynamics}, clip_source=own_frames, save_every=100)
         fit(options, SPEC, tmp_path / "other")
 
 

@@ -220,7 +220,7 @@ def test_half_precision_weights_keep_what_is_read_of_the_data(episodes, fitted, 
 
 
 def make_env(folder: Path, **imagination: Any):
-    first = {"kind": "dummy", **ENV.model_dump(exclude_defaults=True, exclude={"kind"})}
+    first = {"kind": "sim.dummy:DummyConfig", **ENV.model_dump(exclude_defaults=True, exclude={"kind"})}
     options = {"path": str(folder), "num_envs": 2, "trust": {"ignore": True}, "first_frames": first, "device": "cpu"}
     imagination = {"reward": "objects", "dual_noise": 0, "stop_probability": 0.999, "precision": "fp32", **imagination}
     return validate(WorldModelEnvConfig, options | {"imagination": imagination}).build()
@@ -300,7 +300,7 @@ def test_without_the_part_the_reward_is_refused(fitted) -> None:
 
 
 def test_trust_measures_the_reward_that_is_paid_and_where_objects_are(fitted, held_out, tmp_path) -> None:
-    config = MeasureConfig.model_validate({"inverse_updates": 0, "num_clips": 0, "auc_frames": 1})
+    config = MeasureConfig.model_validate({"inverse_updates": 0, "auc_frames": 1})
     reports = {}
     for reward in ("objects", "probability"):
         imagination = validate(ImaginationConfig, {"reward": reward, "dual_noise": 0, "precision": "fp32"})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import GAIN, GOAL, METADATA, ToyInitialFrames, push, toy_env, toy_world_model
+from toy import GAIN, GOAL, ToyInitialFrames, push, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
@@ -69,13 +69,6 @@ def test_frames_that_no_action_led_to_do_not_count() -> None:
     memory = begin(world_model, 6.0, SEEDS)
     chunk = imagine(world_model, memory, push(0, len(SEEDS), 8), num_steps=4, dual_noise=0)
     assert torch.equal(chunk.success, (path(chunk)[:, :1] > GOAL).expand(-1, 2))
-
-
-def test_without_the_classifier_the_head_decides_alone() -> None:
-    world_model = toy_world_model(metadata=METADATA.model_copy(update={"clip_threshold": 10.0}))
-    memory = begin(world_model, 6.5, [0])
-    assert not imagine(world_model, memory, push(0, 1, 4)).success.any()
-    assert imagine(world_model, memory, push(0, 1, 4), require_both=False).success.all()
 
 
 def test_a_success_stands_only_if_it_holds_under_new_noise() -> None:
@@ -160,7 +153,7 @@ def test_a_limit_of_disagreement_needs_futures_that_can_disagree() -> None:
     [
         {},
         {"dual_noise": 0},
-        {"dual_noise": 2, "require_both": False},
+        {"dual_noise": 2},
         {"ensemble": 2, "max_disagreement": 0.8},
         {"horizon": 12},
     ],

@@ -156,12 +156,11 @@ def test_a_value_is_kept_in_the_folder(tmp_path) -> None:
     assert content_key(tmp_path / "valued") != before
 
 
-def test_a_success_needs_both_heads_unless_told_otherwise() -> None:
+def test_a_success_needs_both_heads() -> None:
     metadata = METADATA.model_copy(update={"success_threshold": 0.5, "clip_threshold": 0.25})
     success, clip = torch.tensor([0.6, 0.6, 0.4, 0.5]), torch.tensor([0.3, 0.2, 0.3, 0.3])
     world_model = toy_world_model(metadata=metadata)
     assert world_model.counts(success, clip).tolist() == [True, False, False, False]
-    assert world_model.counts(success, clip, require_both=False).tolist() == [True, True, False, False]
 
 
 def test_memory_is_put_in_place_and_taken_out_again() -> None:

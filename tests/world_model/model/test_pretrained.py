@@ -44,7 +44,7 @@ def test_it_is_small() -> None:
 
 def test_it_imagines_what_the_actions_do(episodes) -> None:
     world_model = OpenLoop(load_world_model("pretrained:tabletop"), ImaginationConfig())
-    config = MeasureConfig(inverse_updates=0, num_clips=0, auc_frames=0, action_frames=3)
+    config = MeasureConfig(inverse_updates=0, auc_frames=0)
     found = measure(world_model, TrustData(episodes), config).report.figures
     assert found["skill"].value > 0.3, "of the error of repeating the first frame, this much is gone"
     assert found["action_gain"].low > 1.2, "other actions lead elsewhere"

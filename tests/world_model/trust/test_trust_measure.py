@@ -45,7 +45,7 @@ def good() -> Measured:
     outcomes = [np.arange(50) < k for k in (10, 20, 40)]
     policies = [PolicyOutcomes(f"policy {i}", starts, o, o) for i, o in enumerate(outcomes)]
     data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies, policies[1])
-    return measure(BlockWorldModel(), data, MeasureConfig(inverse_updates=150, num_clips=1))
+    return measure(BlockWorldModel(), data, MeasureConfig(inverse_updates=150))
 
 
 def test_a_right_world_model_is_admitted(good: Measured, tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_another_style_is_told_apart(good: Measured) -> None:
     assert [v.figure for v in good.report.check(require) if v.refuses] == ["styles/blue block/skill"]
 
 
-def test_one_clip_of_each_kind_that_there_is(good: Measured) -> None:
-    assert [clip.kind for clip in good.clips] == ["success", "failure"]
+def test_clips_of_each_kind_that_there_is(good: Measured) -> None:
+    assert [clip.kind for clip in good.clips] == ["success"] * 3 + ["failure"] * 3
     clip = good.clips[0]
     assert clip.real.shape == clip.imagined.shape == (7, 1, 16, 16, 3)
     assert np.abs(clip.real.astype(int) - clip.imagined).mean() < 5, "it shows the same episode"
@@ -221,13 +221,13 @@ def test_futures_that_scatter_less_than_they_err_show_in_their_spread(slip: floa
         assert figure.low < 1 < figure.high
 
 
-def test_the_figures_do_not_depend_on_the_batch() -> None:
+def test_the_figures_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = TrustData(episodes(10, past_success=False), episodes(10, seed=3))
     assert len({e.num_frames for e in data.held_out}) > 2, "episodes of several lengths"
-    reports = [
-        measure(BlockWorldModel(slip=0.3), data, QUICK.model_copy(update={"batch_size": size})).report
-        for size in (3, 10, 3)
-    ]
+    reports = []
+    for size in (3, 10, 3):
+        monkeypatch.setattr("world_model.trust.measure.BATCH_SIZE", size)
+        reports.append(measure(BlockWorldModel(slip=0.3), data, QUICK).report)
     dumped = [r.model_dump_json(exclude={"created", "config"}) for r in reports]
     assert dumped[0] == dumped[1] == dumped[2]
     other = measure(BlockWorldModel(slip=0.3), data, QUICK.model_copy(update={"seed": 1})).report
@@ -276,18 +276,17 @@ def test_lpips_and_video_distance_where_their_weights_are_given(tmp_path: Path) 
     from torchvision.models.video import r3d_18
 
     torch.manual_seed(0)
-    paths = {name: tmp_path / f"{name}.pth" for name in ("alexnet_weights", "lpips_weights", "r3d_weights")}
-    torch.save(alexnet(weights=None).state_dict(), paths["alexnet_weights"])
-    torch.save(r3d_18(weights=None).state_dict(), paths["r3d_weights"])
+    torch.save(alexnet(weights=None).state_dict(), tmp_path / "alexnet-owt-7be5be79.pth")
+    torch.save(r3d_18(weights=None).state_dict(), tmp_path / "r3d_18-b3b3357e.pth")
     channels = (64, 192, 384, 256, 256)
     torch.save(
-        {f"lin{i}.model.1.weight": torch.ones(1, c, 1, 1) for i, c in enumerate(channels)}, paths["lpips_weights"]
+        {f"lin{i}.model.1.weight": torch.ones(1, c, 1, 1) for i, c in enumerate(channels)}, tmp_path / "alex.pth"
     )
-    config = QUICK.model_copy(update={**paths, "batch_size": 4})
+    config = QUICK.model_copy(update={"perceptual_weights": tmp_path})
     data = TrustData([replace(e, images=e.images.repeat(4, 2).repeat(4, 3)) for e in HELD_OUT[:4]])
     exact, off = (measure(BlockWorldModel(wobble=w, enlarge=4), data, config).report.figures for w in (0.0, 0.3))
     assert (exact["lpips"].value, exact["fvd"].value) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
     assert min(off["lpips"].value, off["fvd"].value) > 1e-4
-    wrong = config.model_copy(update={"lpips_weights": paths["r3d_weights"]})
+    (tmp_path / "r3d_18-b3b3357e.pth").rename(tmp_path / "alex.pth")
     with pytest.raises(ValueError, match=r"needs lin0\.model\.1\.weight with 64 numbers"):
-        measure(BlockWorldModel(enlarge=4), data, wrong)
+        measure(BlockWorldModel(enlarge=4), data, config)

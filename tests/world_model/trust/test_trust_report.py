@@ -141,7 +141,7 @@ def measured() -> Measured:
     starts = [f"s{i}" for i in range(20)]
     outcomes = [np.arange(20) < k for k in (5, 15)]
     policies = [PolicyOutcomes(name, starts, o, o) for name, o in zip(("<b>ase", "final"), outcomes, strict=True)]
-    config = MeasureConfig(inverse_updates=5, num_clips=1)
+    config = MeasureConfig(inverse_updates=5)
     data = TrustData(episodes(24), styles={"dark": episodes(4, color=(90, 0, 0))}, policies=policies)
     return measure(BlockWorldModel(reach=4), data, config, Provenance(model="runs/block", model_key="abc"))
 

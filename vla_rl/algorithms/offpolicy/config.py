@@ -10,6 +10,8 @@ from vla_rl.config import Config
 from vla_rl.training.config import OptimConfig, OptimizedConfig, TrainerConfig
 
 ChooseBy = Literal["lead", "value"]
+TARGET_DECAY = 0.99  # Of the slow copies that targets come from.
+ENTROPY_WEIGHT = 1e-3  # Of an actor's entropy, in nats of all that it chooses, beside Q in [0, 1].
 
 
 class CriticNetworkConfig(OptimizedConfig):
@@ -30,8 +32,10 @@ class CriticNetworkConfig(OptimizedConfig):
         description="What V is of the Q of logged chunks: .5 their mean; toward 1 that of the best ones (IQL).",
     )
     members: PositiveInt = Field(default=4, description="Networks of Q; their outputs' spread shows what is not known.")
-    hidden: PositiveInt = Field(default=256, description="Width of the networks' two hidden layers.")
-    target_decay: float = Field(default=0.99, ge=0, lt=1, description="Of the slow copy of V that targets come from.")
+    hidden: PositiveInt = Field(
+        default=256,
+        description="Width of the two hidden layers of these networks, and of what edits or steers by them.",
+    )
 
 
 class CriticConfig(CriticNetworkConfig, TrainerConfig):
@@ -68,30 +72,18 @@ class OnlineCriticConfig(CriticNetworkConfig):
 class EditsConfig(OptimizedConfig):
     """The edit policy: changes a candidate chunk within bounds so that Q rises (EXPO, arXiv 2507.07986)."""
 
-    hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
         default=0.3,
         description="Largest change of each number of a chunk, in that number's standard deviations; one that never "
         "varies in the data is not changed.",
-    )
-    entropy: float = Field(
-        default=1e-3, ge=0, description="Weight of its entropy, in nats of the whole chunk, beside Q in [0, 1]."
     )
 
 
 class NoiseConfig(OptimizedConfig):
     """The actor that chooses the noise which a frozen flow policy's chunk starts from (DSRL, arXiv 2506.15799)."""
 
-    hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
         default=2.0, description="Bound of each number that it chooses; the policy's own noise has a spread of 1."
-    )
-    same_for_all_steps: bool = Field(
-        default=False,
-        description="One noise for every step of a chunk: fewer numbers to choose where chunks are long.",
-    )
-    entropy: float = Field(
-        default=1e-3, ge=0, description="Weight of its entropy, in nats of the whole noise, beside Q in [0, 1]."
     )
 
 
@@ -120,13 +112,11 @@ class ReplayLearningConfig(Config):
         default=1500,
         description="Updates on the logged episodes alone before the first round; 0: no dataset is read for them.",
     )
-    start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
     candidates: PositiveInt = Field(
         default=8,
         description="The policy's chunks at each observation: the greedy one, the others drawn; with method=noise "
         "they are not chosen among, but teach which noise makes which chunk.",
     )
-    capacity: PositiveInt = Field(default=200_000, description="Fresh decisions held; the oldest leave.")
     control: Literal["none", "shuffled_outcomes"] = Field(
         default="none",
         description="Negative control: outcomes shuffled among the episodes of each task, of the logged ones and of "
@@ -135,7 +125,6 @@ class ReplayLearningConfig(Config):
     evaluate: Literal["before_and_after", "after", "never"] = Field(
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
-    keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept, one of each round.")
     critic: OnlineCriticConfig = Field(default_factory=OnlineCriticConfig)
     edits: EditsConfig = Field(default_factory=EditsConfig, description="Of method edits.")
 
@@ -167,11 +156,15 @@ class OnlineConfig(ReplayLearningConfig):
 
     noise: NoiseConfig = Field(default_factory=NoiseConfig, description="Of method noise.")
     prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
     rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
     episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")
     updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")
 
 
-def online_training(optim: OptimConfig) -> TrainerConfig:
+class ConstantRateConfig(TrainerConfig):
     """Updates whose number nobody knows beforehand: after the warm-up the learning rate stays."""
-    return TrainerConfig(optim=optim, final_lr_fraction=1)
+
+    @property
+    def last_lr_share(self) -> float:
+        return 1.0

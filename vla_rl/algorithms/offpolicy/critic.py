@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.algorithms.offpolicy.config import CriticConfig, CriticNetworkConfig
+from vla_rl.algorithms.offpolicy.config import TARGET_DECAY, CriticConfig, CriticNetworkConfig
 from vla_rl.algorithms.offpolicy.networks import CriticNetworks
 from vla_rl.algorithms.offpolicy.transitions import Transitions, draw
 from vla_rl.evaluation.signal import auc
@@ -123,7 +123,7 @@ def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, 
     networks = new_networks(config, place[rows], chunk[rows], seed)
 
     def loss(step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        networks.follow(config.target_decay)
+        networks.follow(TARGET_DECAY)
         drawn = rows[draw(weight, len(rows), config.batch_size, rng)]
         here, asked = networks.normal_place(torch.from_numpy(place[drawn])), torch.from_numpy(chunk[drawn])
         target = torch.from_numpy(outcome[drawn])

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.algorithms.offpolicy.config import OnlineConfig, ReplayLearningConfig, online_training
+from vla_rl.algorithms.offpolicy.config import (
+    ENTROPY_WEIGHT,
+    TARGET_DECAY,
+    ConstantRateConfig,
+    OnlineConfig,
+    ReplayLearningConfig,
+)
 from vla_rl.algorithms.offpolicy.critic import SUBSET, critic_loss
 from vla_rl.algorithms.offpolicy.networks import CriticNetworks, EditPolicy, q_logits
 from vla_rl.algorithms.offpolicy.noise import NoiseLearner
@@ -47,7 +53,7 @@ class OffPolicyLearner:
         self.config, self.networks, self.seed = config, networks, seed
         self.slow_q = copy.deepcopy(networks.q).requires_grad_(False)
         critic = {n: p for n, p in networks.named_parameters() if not n.startswith("slow")}
-        self._critic = Trainer(critic, online_training(config.critic.optim), "online.critic")
+        self._critic = Trainer(critic, ConstantRateConfig(optim=config.critic.optim), "online.critic")
         self.editor: EditPolicy | None = None
         self._editor: Trainer | None = None
         if config.method == "edits":
@@ -55,8 +61,8 @@ class OffPolicyLearner:
             bounds = [bound.tolist() for bound in action_bounds or ()]
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self.editor = EditPolicy(sizes["place"], sizes["chunk"], edits.hidden, edits.scale, *bounds)
-            training = online_training(edits.optim)
+                self.editor = EditPolicy(sizes["place"], sizes["chunk"], config.critic.hidden, edits.scale, *bounds)
+            training = ConstantRateConfig(optim=edits.optim)
             self._editor = Trainer(dict(self.editor.named_parameters()), training, "online.edits")
         self.noise: NoiseLearner | None = None
         if isinstance(config, OnlineConfig) and config.method == "noise":
@@ -84,11 +90,11 @@ class OffPolicyLearner:
             value, logits = critic_loss(self.networks, self.config.critic, (place, chunk, target), rng)
             return value, {"q": logits.detach().sigmoid().mean(), "target": target.mean()}
 
-        self.networks.follow(self.config.critic.target_decay)
+        self.networks.follow(TARGET_DECAY)
         found = {f"critic/{name}": value for name, value in self._critic.step(loss).items()}
         with torch.no_grad():
             for slow, fast in zip(self.slow_q.parameters(), self.networks.q.parameters(), strict=True):
-                slow.lerp_(fast, 1 - self.config.critic.target_decay)
+                slow.lerp_(fast, 1 - TARGET_DECAY)
         if self._editor is not None:
             step = self._editor.step(lambda _: self._edit_loss(batch, place, rng, noise))
             found |= {f"edits/{name}": value for name, value in step.items()}
@@ -152,7 +158,7 @@ class OffPolicyLearner:
         value = self.networks.q_logits(place, edited).sigmoid().mean(0)
         with torch.no_grad():
             before = self.networks.q_logits(place, own).sigmoid().mean(0)
-        loss = self.config.edits.entropy * log_density.mean() - value.mean()
+        loss = ENTROPY_WEIGHT * log_density.mean() - value.mean()
         return loss, {"entropy": -log_density.detach().mean(), "gain": (value.detach() - before).mean()}
 
     # --- checkpoints -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.algorithms.offpolicy.config import OnlineConfig, online_training
+from vla_rl.algorithms.offpolicy.config import ENTROPY_WEIGHT, TARGET_DECAY, ConstantRateConfig, OnlineConfig
 from vla_rl.algorithms.offpolicy.networks import LOG_SPREAD, CriticNetworks, mlp, q_logits, squashed
 from vla_rl.algorithms.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.common.row_noise import by_row
@@ -57,7 +57,7 @@ class NoiseSteeredPolicy(Protocol):
         ...
 
 
-def noise_shape(policy: Policy, same_for_all_steps: bool) -> tuple[int, int]:
+def noise_shape(policy: Policy) -> tuple[int, int]:
     """The shape (steps, D) of what an actor chooses for this policy.
 
     Raises:
@@ -68,8 +68,7 @@ def noise_shape(policy: Policy, same_for_all_steps: bool) -> tuple[int, int]:
             "online.method: got 'noise', which chooses the noise that a flow policy's chunk starts from, and this "
             "policy's chunks start from none. Use online.method=best_of_n or edits"
         )
-    steps, size = policy.noise_shape
-    return (1 if same_for_all_steps else steps), size
+    return policy.noise_shape
 
 
 def embed_and_steer(
@@ -188,16 +187,17 @@ class NoiseLearner:
 
     def __init__(self, config: OnlineConfig, networks: CriticNetworks, shape: tuple[int, int], seed: int) -> None:
         self.config, self.networks = config, networks
-        place, hidden, size = networks.facts["place"], config.noise.hidden, shape[0] * shape[1]
+        place, hidden, size = networks.facts["place"], config.critic.hidden, shape[0] * shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.actor = NoiseActor(place, shape, hidden, config.noise.scale)
             self.q = nn.ModuleList(mlp(place + size, config.critic.hidden) for _ in range(config.critic.members))
         self.slow_q = copy.deepcopy(self.q).requires_grad_(False)
         self.modules: dict[str, nn.Module] = {"actor": self.actor, "noise_q": self.q, "slow_noise_q": self.slow_q}
+        noise, critic = (ConstantRateConfig(optim=of.optim) for of in (config.noise, config.critic))
         self.trainers = {
-            "actor": Trainer(dict(self.actor.named_parameters()), online_training(config.noise.optim), "online.noise"),
-            "noise_q": Trainer(dict(self.q.named_parameters()), online_training(config.critic.optim), "online.critic"),
+            "actor": Trainer(dict(self.actor.named_parameters()), noise, "online.noise"),
+            "noise_q": Trainer(dict(self.q.named_parameters()), critic, "online.critic"),
         }
 
     def update(
@@ -219,13 +219,13 @@ class NoiseLearner:
             value = q_logits(self.q, place, chosen).min(0).values.sigmoid()
             with torch.no_grad():
                 before = q_logits(self.q, where, noise).min(0).values.sigmoid().mean()
-            loss = self.config.noise.entropy * log_density.mean() - value.mean()
+            loss = ENTROPY_WEIGHT * log_density.mean() - value.mean()
             return loss, {"entropy": -log_density.detach().mean(), "gain": value.detach().mean() - before}
 
         found = {f"noise_q/{name}": value for name, value in self.trainers["noise_q"].step(distill).items()}
         with torch.no_grad():
             for slow, fast in zip(self.slow_q.parameters(), self.q.parameters(), strict=True):
-                slow.lerp_(fast, 1 - self.config.critic.target_decay)
+                slow.lerp_(fast, 1 - TARGET_DECAY)
         return found | {f"noise/{name}": value for name, value in self.trainers["actor"].step(improve).items()}
 
     @torch.no_grad()

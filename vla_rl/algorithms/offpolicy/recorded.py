@@ -6,7 +6,6 @@ the same order. So an episode's place in its recording says which it is, before 
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,13 +70,6 @@ class RecordedFrames:
     def person(self) -> np.ndarray:
         """bool (T,), a person drove."""
         return np.isin(self.source, HUMAN_SOURCES)
-
-    def split_at_takeovers(self) -> list[tuple[slice, bool]]:
-        """The parts that a person's takeovers cut it into, and how each ended: before one, as failed."""
-        taken = np.isin(self.source, _TAKEN_OVER)
-        cuts = [0, *(np.flatnonzero(taken[1:] & ~taken[:-1]) + 1).tolist(), len(taken)]
-        parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-        return [(part, False) for part in parts[:-1]] + [(parts[-1], self.success)]
 
 
 def recordings_in(folder: Path) -> list[Path]:
@@ -223,14 +215,10 @@ def _numbers(frames: pa.Table, column: str) -> np.ndarray:
     return np.array(frames.column(column).to_pylist(), np.float32).reshape(frames.num_rows, -1)
 
 
-def recorded_transitions(
-    policy: Policy, episodes: Sequence[RecordedFrames], draws: Draws = NO_DRAWS, takeover_is_failure: bool = False
-) -> Transitions:
+def recorded_transitions(policy: Policy, episodes: Sequence[RecordedFrames], draws: Draws = NO_DRAWS) -> Transitions:
     """The decisions of recorded episodes, one at each control step: what was then executed, whoever drove.
 
-    Args:
-        takeover_is_failure: what comes before a takeover is an episode of its own, which failed (RLIF,
-            arXiv 2311.12996); else the person's success is that of the whole episode (HIL-SERL).
+    A person's success is that of the whole episode (HIL-SERL).
 
     Raises:
         ValueError: the policy has no embeddings.
@@ -238,17 +226,13 @@ def recorded_transitions(
     features = compute_features(policy, (episode.obs for episode in episodes), draws)
     parts, tasks, states, first = [], [], [], 0
     for episode in episodes:
-        length = len(episode.actions)
-        cuts = episode.split_at_takeovers() if takeover_is_failure else [(slice(0, length), episode.success)]
-        for own, success in cuts:
-            rows = slice(first + own.start, first + own.stop)
-            candidates = None if features.candidates is None else features.candidates[rows]
-            part = _decisions(episode.actions[own], policy.chunk_size, success)
-            person = episode.person[own]
-            parts.append(replace(part, embedding=features.embedding[rows], person=person, candidates=candidates))
-            tasks.append([episode.obs.instruction[0]])
-            states.append([episode.initial_state])
-        first += length
+        rows = slice(first, first + len(episode.actions))
+        candidates = None if features.candidates is None else features.candidates[rows]
+        part = _decisions(episode.actions, policy.chunk_size, episode.success)
+        parts.append(replace(part, embedding=features.embedding[rows], person=episode.person, candidates=candidates))
+        tasks.append([episode.obs.instruction[0]])
+        states.append([episode.initial_state])
+        first = rows.stop
     return joined(parts, tasks, states)
 
 

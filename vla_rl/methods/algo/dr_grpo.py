@@ -37,6 +37,7 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import ActionChunk, Episode
 
+_MEMORY = 0.8  # How much an iteration counts for c and d, compared with the next one.
 _CANDIDATES = 3  # A stream of random numbers, beside the learner's order of minibatches and control.
 
 
@@ -77,9 +78,6 @@ class DRGRPOConfig(GRPOConfig):
         default=True,
         description="From the second iteration on c and d are what would have left the least variance in the earlier "
         "ones, 0 to 1; false: they stay as given.",
-    )
-    coefficient_memory: float = Field(
-        default=0.8, ge=0, le=1, description="How much an iteration counts for c and d, compared with the next one."
     )
 
     def loss(
@@ -291,12 +289,8 @@ class DRLearner(Learner):
         extra = np.concatenate([-executed[cut], drawn.reshape(-1)])[:, None].astype(np.float32)
         used = np.flatnonzero(extra[:, 0])
         more, chunks, extra = more[used], chunks.select(used), extra[used]
-        if self.config.recompute_old_log_prob:
-            old, _ = self._evaluate(batch.episodes, batch.episode[more], batch.chunk[more], chunks)
-        else:
-            assert chunks.log_prob is not None, "chunks drawn by a policy that RL trains"
-            old = chunks.log_prob
-        if self.config.recompute_old_log_prob and self.config.skips_zero_advantage:
+        old, _ = self._evaluate(batch.episodes, batch.episode[more], batch.chunk[more], chunks)
+        if self.config.skips_zero_advantage:
             batch.old_log_prob = self._completed(batch, off != 0)
         decision, reference = np.concatenate([np.arange(size), more]), batch.reference_log_prob
         batch.whole = DRBatch(
@@ -328,7 +322,7 @@ class DRLearner(Learner):
         self._whole_pool = None if batch.whole is None else WholePool.of(batch.whole, self.world)
         metrics = super().update(batch, extra_loss)
         self._whole_pool = None
-        self._fit = self._fit.then(batch.fit, self.config.coefficient_memory)
+        self._fit = self._fit.then(batch.fit, _MEMORY)
         return metrics
 
     def _step(

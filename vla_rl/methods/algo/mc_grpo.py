@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from vla_rl.algorithms.base import GroupConfig
 from vla_rl.algorithms.batch import all_same, rows_by_group
@@ -15,23 +14,16 @@ class MCGRPOConfig(GroupConfig):
     """Median-Centered GRPO (Kim 2026, arXiv 2601.22582): G + 1 episodes, the median is baseline and left out."""
 
     kind: Literal["mc_grpo"] = "mc_grpo"
-    normalize_mad: bool = Field(
-        default=True,
-        description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation.",
-    )
-    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the deviation.")
 
     def rollouts_per_group(self, group_size: int) -> int:
         """G + 1: one more, for the pivot."""
         return group_size + 1
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return median_baseline(rewards, groups, self.normalize_mad, self.advantage_eps)
+        return median_baseline(rewards, groups)
 
 
-def median_baseline(
-    rewards: np.ndarray, groups: np.ndarray, normalize_mad: bool = True, eps: float = 1e-6
-) -> tuple[np.ndarray, np.ndarray]:
+def median_baseline(rewards: np.ndarray, groups: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, np.ndarray]:
     """MC-GRPO: A = (R - median) / (MAD + eps); one episode at the median, the pivot, is left out (arXiv 2601.22582).
 
     MAD is the median absolute deviation from the median. With success rewards (0 or 1) it is 0 in
@@ -55,11 +47,8 @@ def median_baseline(
         if all_same(values):
             continue
         centered = values - values[middle]
-        scale = 1.0
-        if normalize_mad:
-            deviation = float(np.median(np.abs(centered)))
-            scale = (deviation if deviation > 0 else float(values.std(ddof=1))) + eps
-        advantage[rows] = centered / scale
+        deviation = float(np.median(np.abs(centered)))
+        advantage[rows] = centered / ((deviation if deviation > 0 else float(values.std(ddof=1))) + eps)
     return advantage, included
 
 

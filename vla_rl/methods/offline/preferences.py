@@ -1,6 +1,6 @@
 """Preference learning over whole episodes: TPO of GRAPE (arXiv 2411.19309), DPO's loss.
 
-The loss of a pair is -log sigmoid(beta (gain of the better - gain of the worse)), an episode's gain being the
+The loss of a pair is -log sigmoid(BETA (gain of the better - gain of the worse)), an episode's gain being the
 log-probability of its chunks under the policy less that under the policy as it was at first. For OpenVLA's tokens the
 cloning loss, summed, is exactly minus the log-probability of the actions. What has no likelihood of actions (a flow or
 diffusion policy, an L1 decoder, FAST, which writes a chunk in several ways) has its cloning loss stand for it, with
@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from safetensors.numpy import load_file, save_file
 
 from vla_rl.algorithms.offpolicy.logged import FACTS_FILE, clone, kept, with_outcomes
@@ -37,6 +37,7 @@ from vla_rl.training.config import SFTConfig
 
 FILE = "preferences.safetensors"
 RECORDED = "recorded"
+BETA = 0.1  # What one nat of an episode's log-probability over the first policy's counts.
 
 
 class PreferencesConfig(OfflineConfig):
@@ -44,9 +45,6 @@ class PreferencesConfig(OfflineConfig):
 
     kind: Literal["preferences"] = "preferences"
 
-    beta: PositiveFloat = Field(
-        default=0.1, description="What one nat of an episode's log-probability over the first policy's counts."
-    )
     pairs: PositiveInt = Field(default=4, description="Pairs of episodes per update.")
     cloning: float = Field(
         default=0.0, ge=0, description="Weight of the cloning loss of the better episodes, which keeps them likely."
@@ -265,8 +263,8 @@ class PreferenceTrainer(BCTrainer):
         with torch.no_grad():
             now = [sum(float(v) for v in log_probs(self.policy, e, self.most)) for e in episodes]
         gains = [value - float(known.reference[number]) for value, number in zip(now, numbers, strict=True)]
-        margin = config.beta * (gains[0] - gains[1])
-        pull = config.beta / (1 + math.exp(min(margin, 500.0)))
+        margin = BETA * (gains[0] - gains[1])
+        pull = BETA / (1 + math.exp(min(margin, 500.0)))
         actions = int(episodes[0].valid.sum()) * episodes[0].actions.shape[2]
         weights = pull + config.cloning / max(actions, 1), -pull
         for episode, weight in zip(episodes, weights, strict=True):

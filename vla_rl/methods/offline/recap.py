@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat
 
 from vla_rl.algorithms.offpolicy.logged import CriticOfLogsConfig, Examples, ExamplesConfig, WeightedDataset
 from vla_rl.algorithms.offpolicy.offline import LoggedRun
@@ -27,6 +27,8 @@ from vla_rl.rollout.runner import evaluation_mode
 from vla_rl.types import CONTROL_SOURCES
 
 CORRECTIONS = ("recovery", "correction")  # What a person does instead of the policy.
+LOOKAHEAD = 2  # Decisions after which V says how a decision turned out.
+WORDLESS = 0.3  # Share of examples cloned without a word, which guidance needs.
 _CHECKED = 16  # Decisions on which the words must make a difference.
 
 
@@ -61,15 +63,8 @@ class RecapConfig(CriticOfLogsConfig, ExamplesConfig):
     chosen: ClassVar[type[Examples]] = WordedExamples
     dataset: ClassVar[type[WeightedDataset]] = WordedDataset
 
-    lookahead: PositiveInt | None = Field(
-        default=2,
-        description="Decisions after which V says how a decision turned out; empty: the episode's outcome does.",
-    )
     positive: float = Field(
         default=0.4, gt=0, lt=1, description="Share of each task's decisions that get the positive word."
-    )
-    dropout: float = Field(
-        default=0.3, ge=0, lt=1, description="Share of examples cloned without a word; guidance needs some."
     )
     guidance: NonNegativeFloat = Field(
         default=1.0,
@@ -87,7 +82,7 @@ class RecapConfig(CriticOfLogsConfig, ExamplesConfig):
         with evaluation_mode(policy):
             check_words_are_read(policy, data)
         critic, judged, found = self.fitted(policy, data, run)
-        advantage = advantages(self, critic.transitions, judged.v, self.critic.discount)
+        advantage = advantages(critic.transitions, judged.v, self.critic.discount)
         positive = improves(self, critic.transitions, advantage, corrections(data))
         success = critic.transitions.success[critic.transitions.episode]
         found |= {
@@ -95,7 +90,7 @@ class RecapConfig(CriticOfLogsConfig, ExamplesConfig):
             "recap/positive_of_successes": float(positive[success].mean()),
             "recap/positive_of_failures": float(positive[~success].mean()),
         }
-        examples = WordedExamples(np.ones(len(positive)), positive=positive, word_dropout=np.array([self.dropout]))
+        examples = WordedExamples(np.ones(len(positive)), positive=positive, word_dropout=np.array([WORDLESS]))
         return examples, found
 
     def finished(self, policy: Policy, folder: Path) -> PolicyConfig:
@@ -104,22 +99,20 @@ class RecapConfig(CriticOfLogsConfig, ExamplesConfig):
         return AdvantageConditionedConfig(path=str(folder))
 
 
-def advantages(config: RecapConfig, transitions: Transitions, v: np.ndarray, discount: float) -> np.ndarray:
+def advantages(transitions: Transitions, v: np.ndarray, discount: float) -> np.ndarray:
     """How much better each decision turned out than was expected, float64 (N,).
 
-    The discounted value `lookahead` decisions later, or the outcome where the episode ends before, less V here.
+    The discounted value LOOKAHEAD decisions later, or the outcome where the episode ends before, less V here.
 
     Args:
         v: float32 (N,), the value of each decision's place, by networks that have not seen it.
     """
     value = transitions.returns(discount).astype(np.float64)
-    if config.lookahead is not None:
-        at, steps = np.arange(len(transitions)), np.zeros(len(transitions), np.int64)
-        for _ in range(config.lookahead):
-            steps = np.where(at >= 0, steps + transitions.num_steps[at], steps)
-            at = np.where(at >= 0, transitions.following[at], -1)
-        value = np.where(at >= 0, discount**steps * v[at], value)
-    return value - v
+    at, steps = np.arange(len(transitions)), np.zeros(len(transitions), np.int64)
+    for _ in range(LOOKAHEAD):
+        steps = np.where(at >= 0, steps + transitions.num_steps[at], steps)
+        at = np.where(at >= 0, transitions.following[at], -1)
+    return np.where(at >= 0, discount**steps * v[at], value) - v
 
 
 def improves(config: RecapConfig, transitions: Transitions, advantage: np.ndarray, corrected: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ class LearningPolicy(LeRobotPolicy):
         if self.value_head is None:
             return None
         features = self._with_state(features, batch)
-        return self.value_head(features.detach() if self.config.value_detach else features)
+        return self.value_head(features.detach())  # The critic learns beside the network, and does not change it.
 
     def _padded(self, actions: np.ndarray, valid: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Actions float32 (B, C, A) of a whole chunk, the last one repeated, and which count, bool (B, C).

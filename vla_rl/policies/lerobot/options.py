@@ -32,7 +32,7 @@ IMAGE_PREFIX = "observation.images."
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "num_actions", "camera_map", "norm_key", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
+    "num_actions", "camera_map", "norm_key", "sampling", "value_head", "precision", "cuda_graphs",
     "gradient_checkpointing", "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
 )  # fmt: skip
 
@@ -159,7 +159,6 @@ class LeRobotOptions(PolicyConfig):
     value_head: bool = Field(
         default=False, description="Add a critic (PPO) on the mean of the vision-language features and the state."
     )
-    value_detach: bool = Field(default=True, description="Stop the critic's gradient at its head.")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         default="auto",
         description="bf16: matrix products in bfloat16 (autocast); likelihoods stay float32. fp32: all in full "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -90,21 +89,17 @@ def state_batch(obs: Observation, size: int, stats: NormStats, device: torch.dev
     return torch.from_numpy(stats.state.normalize(obs.state)).to(device)
 
 
-def prompt_batch(
-    prompts: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"], device: torch.device
-) -> Prompt:
-    """Prompts of ids, BOS first, padded to the longest; left padding stands between BOS and the rest."""
-    lengths = np.array([len(ids) for ids in prompts])
-    longest = int(lengths.max())
+def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Prompt:
+    """Prompts of ids, BOS first, padded to the longest between BOS and the rest."""
+    longest = max(map(len, prompts))
     ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
     valid = np.zeros(ids.shape, dtype=bool)
     valid[:, 0] = True
     for row, mask, prompt in zip(ids, valid, prompts, strict=True):
         row[0] = prompt[0]
-        start = longest - len(prompt) + 1 if side == "left" else 1
+        start = longest - len(prompt) + 1
         row[start : start + len(prompt) - 1] = prompt[1:]
         mask[start : start + len(prompt) - 1] = True
     if valid.all():
         return Prompt(torch.from_numpy(ids).to(device))
-    last = torch.from_numpy(lengths - 1).to(device) if side == "right" else None
-    return Prompt(torch.from_numpy(ids).to(device), torch.from_numpy(valid).to(device), last)
+    return Prompt(torch.from_numpy(ids).to(device), torch.from_numpy(valid).to(device))

@@ -197,7 +197,7 @@ PRESETS: dict[str, Preset] = {
 RUN_FIELDS = (
     "precision", "compile", "cuda_graphs", "weights", "attention", "gradient_checkpointing", "value_head",
     "value_detach", "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images",
-    "gripper", "padding", "num_actions",
+    "gripper", "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
 PUBLISHED_FIELDS = (
@@ -303,9 +303,6 @@ class OpenVLAOptions(PolicyConfig):
         default="auto",
         description="How a published checkpoint's weights are held. auto: what is trained in fp32, and the rest in "
         "bf16 where the precision is bf16.",
-    )
-    padding: Literal["left", "right"] = Field(
-        default="left", description="Side of the prompt on which shorter ones of a batch are padded; gives the same."
     )
     attention: Literal["auto", "eager", "sdpa"] = Field(
         default="auto", description="auto: eager on CPU, sdpa elsewhere."

@@ -393,7 +393,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             lora.forget_merged(self)
         if self.replayed is not None and tokens is None and not torch.is_grad_enabled():
             images, state, prompt = self._inputs(obs)
-            (hidden,) = self.replayed(images, state, prompt.ids, prompt.valid, prompt.last)
+            (hidden,) = self.replayed(images, state, prompt.ids, prompt.valid)
             return cast(Tensor, hidden)
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
@@ -425,7 +425,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         return (
             image_batch(self.prepare(obs), self.cameras, arch.image_size, device),
             None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
-            prompt_batch(prompts, arch.llm.vocab_size, self.config.padding, device),
+            prompt_batch(prompts, arch.llm.vocab_size, device),
         )
 
     def _stats(self) -> NormStats:

@@ -30,6 +30,7 @@ from vla_rl.rollout.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
 
+MAX_WAIT_SECONDS = 0.005  # that an observation waits for others to be acted on with
 RETRY_SECONDS = 1.0  # before another host is asked for in place of one that did not start
 
 
@@ -98,8 +99,8 @@ class _Question:
 class AheadWorker:
     """Runs an episode for each ticket, as many at a time as its hosts hold, with the newest weights at each decision.
 
-    What waits is acted on together: `batch` observations, or fewer after `max_wait_ms`. Each episode draws from a seed
-    of its own.
+    What waits is acted on together: `batch` observations, or fewer after MAX_WAIT_SECONDS. Each episode draws from a
+    seed of its own.
     """
 
     def __init__(self, plan: Mapping[str, Any], setting: Setting) -> None:
@@ -209,7 +210,7 @@ class AheadWorker:
             if len(self._questions) < min(most, self._num_running):
                 self._enough.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._enough.wait(), copy.config.max_wait_ms / 1000)
+                    await asyncio.wait_for(self._enough.wait(), MAX_WAIT_SECONDS)
             batch, self._questions = self._questions[:most], self._questions[most:]
             if not self._questions:
                 self._asked.clear()

@@ -11,7 +11,6 @@ from vla_rl.config import ConfigError
 from vla_rl.rollout.source import RolloutConfig, RolloutPlan
 
 LEAST_STORE_MB = 75
-WeightsDtype = Literal["trained", "bfloat16"]
 
 
 class RayOptions(RolloutConfig):
@@ -35,14 +34,6 @@ class RayOptions(RolloutConfig):
         "update by turns, with the numbers of kind local; above 0: episodes go on while the policy is updated.",
     )
     batch: PositiveInt = Field(default=64, description="staleness above 0: most observations that a worker acts on.")
-    max_wait_ms: NonNegativeFloat = Field(
-        default=5.0, description="staleness above 0: milliseconds that an observation waits for others at most."
-    )
-    weights_dtype: WeightsDtype = Field(
-        default="trained",
-        description="What weights travel to the workers as. trained: as they are; bfloat16: half the bytes of float32, "
-        "and the workers act by rounded weights.",
-    )
     timeout_s: PositiveFloat = Field(
         default=120.0,
         description="Seconds after which a silent host is replaced; a worker that is silent, or gets nothing done, "

@@ -92,7 +92,7 @@ class RaySource(ABC):
     def publish(self, policy: Policy, version: int) -> None:
         """See `EpisodeSource.publish`."""
         with full_store_said():
-            parts = shards(trained_weights(policy), self._config.weights_dtype)
+            parts = shards(trained_weights(policy))
             self._weights, self._version = tuple(ray.put(part) for part in parts), version
 
     def collect(

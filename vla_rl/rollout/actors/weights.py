@@ -9,7 +9,6 @@ import torch
 
 from vla_rl.common.distributed.tensor_files import check_names, load_weights, trained_weights
 from vla_rl.interfaces import Policy
-from vla_rl.rollout.actors.config import WeightsDtype
 
 SHARD_BYTES = 256 * 2**20  # What a worker unpacks at a time; a larger tensor is a shard of its own.
 
@@ -33,24 +32,16 @@ def unpack(packed: Packed) -> dict[str, torch.Tensor]:
     }
 
 
-def shards(
-    tensors: Mapping[str, torch.Tensor], dtype: WeightsDtype = "trained", size: int = SHARD_BYTES
-) -> Iterator[Packed]:
-    """Pack tensors in order, `size` bytes at a time or a tensor that is larger; one shard at a time is in memory.
-
-    Args:
-        dtype: trained keeps each as it is; bfloat16 rounds floating ones of more than two bytes.
-    """
+def shards(tensors: Mapping[str, torch.Tensor], size: int = SHARD_BYTES) -> Iterator[Packed]:
+    """Pack tensors in order, `size` bytes at a time or a tensor that is larger; one shard at a time is in memory."""
     part: dict[str, torch.Tensor] = {}
     num_bytes = 0
     for name, tensor in tensors.items():
-        is_rounded = dtype == "bfloat16" and tensor.is_floating_point() and tensor.element_size() > 2
-        sent = tensor.detach().to(torch.bfloat16) if is_rounded else tensor
-        if part and num_bytes + sent.nbytes > size:
+        if part and num_bytes + tensor.nbytes > size:
             yield pack(part)
             part, num_bytes = {}, 0
-        part[name] = sent
-        num_bytes += sent.nbytes
+        part[name] = tensor
+        num_bytes += tensor.nbytes
     yield pack(part)
 
 

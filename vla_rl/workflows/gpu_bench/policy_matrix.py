@@ -76,7 +76,7 @@ ON_DEVICES: dict[str, dict[str, Any]] = VARIANTS | {
     "pi05-graphs": {"kind": "lerobot", "type": "pi05", "preset": "tiny", "cuda_graphs": True},
     "xvla-graphs": {"kind": "lerobot", "type": "xvla", "preset": "tiny", "cuda_graphs": True},
     "openvla-image-chain": {
-        "kind": "openvla", "precision": "fp32", "padding": "right", "attention": "sdpa", "keyframe_loss_weight": 0.1,
+        "kind": "openvla", "precision": "fp32", "attention": "sdpa", "keyframe_loss_weight": 0.1,
         "images": {"jpeg_quality": 95, "resize": "lanczos3", "crop_area": 0.9},
     },
 }  # fmt: skip

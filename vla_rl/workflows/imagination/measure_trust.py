@@ -97,7 +97,7 @@ def imagined_env(recipe: Recipe, world_model: Path) -> WorldModelEnvConfig:
     own = imagining(recipe)
     env = type(own).model_validate(own.model_dump() | {"path": str(world_model), "trust": {"ignore": True}})
     # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after.
-    changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0, "branch_frames": None}
+    changes: dict[str, Any] = {"action_penalty": 0.0, "branch_frames": None}
     if env.imagination.horizon is None:
         changes["horizon"] = max(env.env_spec().horizon.values())
     return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})

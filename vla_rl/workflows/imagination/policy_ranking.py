@@ -72,6 +72,5 @@ def _run(policy: Policy, env: VecEnv, num_states: int) -> list[Episode]:
         episode_specs(env.spec, wanted),
         temperature=1.0,
         seed=wanted.seed,
-        max_retries=wanted.max_retries,
     )
     return episodes

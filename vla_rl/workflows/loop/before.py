@@ -131,7 +131,6 @@ def _shared_states(recipe: LoopRecipe) -> list[str]:
     loop, sampling = recipe.loop, recipe.sampling
     groups = groups_of_a_round(recipe.train)
     drawn = {
-        "loop.first_state": (loop.first_state, loop.rounds * loop.episodes),
         "sampling.first_state": (sampling.first_state, sampling.train_states or loop.rounds * groups),
     }
     end = HELD_OUT_START + loop.rounds * loop.held_out

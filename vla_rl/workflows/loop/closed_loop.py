@@ -36,6 +36,7 @@ from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
 from vla_rl.workflows.loop.rounds import (
+    FIRST_STATE,
     HELD_OUT_START,
     Round,
     calibrates,
@@ -84,10 +85,10 @@ def loop(recipe: LoopRecipe, folder: Path, program: Sequence[str], show: Callabl
         before = rounds[number - 1] if number else None
         title = f"round {number + 1} of {config.rounds}: " if config.rounds > 1 else ""
         acting = with_parts(recipe, policy=policy)
-        collected, weights = learned_from(rounds, number, config.old_weight)
+        collected, weights = learned_from(rounds, number)
         show(f"{title}real episodes of {explorer}")
-        section, keeps = world_model_section(recipe), bool(recipe.sampling.keyframe_share) and config.save_states
-        first = config.first_state + number * config.episodes
+        section, keeps = world_model_section(recipe), bool(recipe.sampling.keyframe_share)
+        first = FIRST_STATE + number * config.episodes
         more = {"keyframes": keeps, "structure": section.needs_structure, "objects": section.needs_objects}
         collect_real(with_parts(recipe, explorer), done.rollouts, config.episodes, first, show, **more)
         first = HELD_OUT_START + number * config.held_out

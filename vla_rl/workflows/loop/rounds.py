@@ -22,6 +22,8 @@ from vla_rl.training.config import TrainConfig
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
+FIRST_STATE = 100_000  # First initial state of the episodes that the world model is fitted on.
+OLD_WEIGHT = 0.5  # A round's episodes count so much in the next refit, its square in the one after.
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes; `before` checks that RL and the fit draw others.
 TRUST_FIGURES = ("agreement", "auc", "calibration_error", "informedness", "false_success", "skill", "trust_horizon")
 
@@ -114,11 +116,11 @@ class Round:
         return self.folder / f"train_{name}"
 
 
-def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tuple[list[Path], list[float]]:
+def learned_from(rounds: Sequence[Round], number: int) -> tuple[list[Path], list[float]]:
     """Datasets that the fit of round `number`, from 0, learns from, with their weights; the newest rollouts are last.
 
     What judged earlier rounds teaches too, except what chooses this fit's threshold (`calibrates`). What judges this
-    round does not. A round's weight, `old_weight` to the power of its age, is split over its datasets by episodes.
+    round does not. A round's weight, OLD_WEIGHT to the power of its age, is split over its datasets by episodes.
     """
     choosing, datasets, weights = calibrates(rounds, number), [], []
     for age, done in zip(range(number, -1, -1), rounds, strict=False):
@@ -127,7 +129,7 @@ def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tup
             own = [*([] if done.held_out in choosing else [done.held_out]), *done.gate_episodes, done.rollouts]
         counts = [_collected(dataset) for dataset in own] if len(own) > 1 else [1]
         datasets += own
-        weights += [old_weight**age * count / sum(counts) for count in counts]
+        weights += [OLD_WEIGHT**age * count / sum(counts) for count in counts]
     return datasets, weights
 
 

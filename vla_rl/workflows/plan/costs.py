@@ -163,7 +163,7 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
     episodes = mean("rollout/num_episodes") / processes
     decisions = chunks * episodes
     learned = max(mean("advantage/decisions") * mean("advantage/active") / processes, 1.0)
-    passes = algo["epochs"] + (1 / 3 if algo["recompute_old_log_prob"] else 0.0)
+    passes = algo["epochs"] + 1 / 3  # Old log-probabilities are computed by a forward pass first.
     each, size = mean("time/forward_backward") / learned / passes, float(algo["micro_batch_size"])
     workers = max(1, min(env.get("num_workers", 0), env["num_envs"]))
     calls = decisions / min(env["num_envs"], episodes)

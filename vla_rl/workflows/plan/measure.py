@@ -58,7 +58,7 @@ def simulator(recipe: TrainRecipe) -> VecEnv:
     env = recipe.env
     if env.is_imagined:
         raise ConfigError("env: a world model imagines all environments at once; `vla-rl plan` knows simulators alone")
-    alone = {"num_workers": 0, "in_halves": False} if hasattr(env, "num_workers") else {}
+    alone = {"num_workers": 0} if hasattr(env, "num_workers") else {}
     return env.model_copy(update=alone).build(num_envs=1)
 
 

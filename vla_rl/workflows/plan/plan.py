@@ -19,7 +19,7 @@ from vla_rl.training.memory import estimate_apart, size_text
 from vla_rl.workflows.plan.costs import Costs
 from vla_rl.workflows.plan.simulate import Mode, Outcome, Placement, Work, learning_seconds, play
 
-MODES: tuple[Mode, ...] = ("synchronous", "halves", "asynchronous")
+MODES: tuple[Mode, ...] = ("synchronous", "asynchronous")
 COLUMNS = (
     "placement", "episodes/s", "iteration, s", "rollout, s", "learning, s", "GPUs busy", "environments busy",
     "waits for",
@@ -84,7 +84,6 @@ def work_of(recipe: TrainRecipe) -> Work:
         minibatch_size=algo.minibatch_size,
         micro_batch_size=algo.micro_batch_size,
         epochs=algo.epochs,
-        recomputes=algo.recompute_old_log_prob or algo.uses_critic,
     )
 
 
@@ -114,9 +113,9 @@ def make_plan(costs: Costs, work: Work, machines: Machines, seed: int = 0) -> Pl
 
 
 def placed(mode: Mode, costs: Costs, work: Work, machines: Machines) -> Placement | None:
-    """The placement of a mode; None where it needs more GPUs, or processes that step, than there are."""
+    """The placement of a mode; None where it needs more GPUs than there are."""
     gpus, bytes_per_second = machines.gpus, 1e9 * machines.bandwidth
-    if (mode == "halves" and (not machines.workers or machines.envs < 2)) or (mode == "asynchronous" and gpus < 2):
+    if mode == "asynchronous" and gpus < 2:
         return None
     training = gpus
     rolling = 0

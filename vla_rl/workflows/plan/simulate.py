@@ -1,6 +1,6 @@
-"""Event simulation of a run: rollouts in lockstep, in halves, or asynchronous. Numpy only.
+"""Event simulation of a run: rollouts in lockstep, or asynchronous. Numpy only.
 
-The synchronous rollout follows `EpisodeRunner` and `HalvesRunner` step by step. The asynchronous one has GPUs that
+The synchronous rollout follows `EpisodeRunner` step by step. The asynchronous one has GPUs that
 act for whoever waits, processes that step what they are asked for in turns, as `AheadWorker` and its hosts do, and a
 trainer that takes groups as they are whole. What is not in it: the network between machines but for what a `Placement`
 says of it, and one process's Python beside its stages.
@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_rl.workflows.plan.costs import Costs
 
-Mode = Literal["synchronous", "halves", "asynchronous"]
+Mode = Literal["synchronous", "asynchronous"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Work:
     minibatch_size: int
     micro_batch_size: int
     epochs: int = 1
-    recomputes: bool = True
 
     @property
     def episodes(self) -> int:
@@ -116,14 +115,10 @@ class Rollout:
 
 
 def roll_out(costs: Costs, episodes: int, placement: Placement, dice: Dice) -> Rollout:
-    """Play one process's rollout through, in one part or in halves."""
-    envs, workers = placement.envs, max(1, min(placement.workers, placement.envs))
-    middle = (envs + 1) // 2
-    parts = [range(middle), range(middle, envs)] if placement.mode == "halves" else [range(envs)]
+    """Play one process's rollout through."""
+    workers = max(1, min(placement.workers, placement.envs))
     free_at = [0.0] * workers  # When each process that steps is done with what it has.
-    left, todo, done = dict[int, int](), episodes, Rollout()
-    ends: list[float | None] = [None] * len(parts)
-    held = [len(part) for part in parts]
+    left, todo, done, held = dict[int, int](), episodes, Rollout(), placement.envs
 
     def step_all(stage: str, which: Iterable[int]) -> float:
         """Give each process its environments, in turn; when the last of them is done."""
@@ -135,26 +130,20 @@ def roll_out(costs: Costs, episodes: int, placement: Placement, dice: Dice) -> R
             end = max(end, free_at[worker])
         return end
 
-    while any(end is not None for end in ends) or any(held):
-        for number, part in enumerate(parts):
-            if (end := ends[number]) is not None:
-                done.seconds = max(done.seconds, end)
-                for env in [env for env in part if env in left]:
-                    left[env] -= 1
-                    if not left[env]:
-                        del left[env]
-            free = [env for env in part if env not in left]
-            starting = free[:todo] if len(part) - len(free) < held[number] else []
-            todo -= len(starting)
-            left |= {env: dice.length() for env in starting}
-            done.seconds = step_all("reset", starting)
-            running = [env for env in part if env in left]
-            held[number], ends[number] = len(running), None
-            if running:
-                took = costs.act.of(len(running))
-                done.seconds, done.acting = done.seconds + took, done.acting + took
-                done.decisions += len(running)
-                ends[number] = step_all("step", running)
+    while held:
+        free = [env for env in range(placement.envs) if env not in left]
+        starting = free[:todo] if len(left) < held else []
+        todo -= len(starting)
+        left |= {env: dice.length() for env in starting}
+        done.seconds = step_all("reset", starting)
+        running = sorted(left)
+        held = len(running)
+        if running:
+            took = costs.act.of(held)
+            done.seconds, done.acting = done.seconds + took, done.acting + took
+            done.decisions += held
+            done.seconds = step_all("step", running)
+            left = {env: count - 1 for env, count in left.items() if count > 1}
     return done
 
 
@@ -167,7 +156,7 @@ def learning_seconds(
         decisions: of each process that rolled out: old log-probabilities are each one's own, minibatches are sharded.
     """
     own = [costs.active * count for count in decisions]
-    before = [_in_parts(count, work.micro_batch_size, costs, "forward") if work.recomputes else 0.0 for count in own]
+    before = [_in_parts(count, work.micro_batch_size, costs, "forward") for count in own]
     total, seconds = sum(own), max(before)
     steps = max(1, round(total / work.minibatch_size)) if total else 0
     share = np.ceil(total / max(steps, 1) / gpus)

@@ -23,6 +23,9 @@ from world_model.noise import NoiseStream
 from world_model.types import Clip, Frames
 
 EPISODES_AT_ONCE = 32
+START, RAMP = 0.2, 0.5  # Shares of the updates after which, and over which, `share` rises from 0.
+REFRESH_EVERY = 100  # Updates after which the cache is imagined anew.
+MAX_FRAMES = 4096  # Kept in the cache, at most.
 _EPISODES, _CLIPS = 3, 4  # Streams of random numbers.
 
 
@@ -31,18 +34,14 @@ class BootstrapConfig(ClipSourceConfig):
 
     kind: Literal["latent_bootstrap"] = "latent_bootstrap"
     share: float = Field(default=0.5, ge=0, le=1, description="Of the clips, at the end.")
-    start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
-    ramp: float = Field(default=0.5, gt=0, le=1, description="Share of the updates over which it rises.")
-    refresh_every: PositiveInt = Field(default=100, description="Updates after which the cache is imagined anew.")
     episodes: PositiveInt = Field(default=64, description="Imagined at each refresh, at most.")
-    max_frames: PositiveInt = Field(default=4096, description="Kept in the cache, at most.")
 
     def check(self, save_every: int) -> None:
         """See `ClipSourceConfig.check`: the cache is made anew where a fit may resume."""
-        if save_every % self.refresh_every:
+        if save_every % REFRESH_EVERY:
             raise ConfigError(
-                f"world_model.clip_source.refresh_every: got {self.refresh_every}, must divide save_every "
-                f"({save_every}), or a stopped fit would not go on as it was"
+                f"world_model.save_every: got {save_every}, must be a multiple of {REFRESH_EVERY} with clip_source "
+                "latent_bootstrap, or a stopped fit would not go on as it was"
             )
 
     def build(
@@ -64,7 +63,7 @@ class LatentBootstrap:
     """Clips for the dynamics, some of them with its own frames as context.
 
     What a step draws depends on its number, and on the weights at the last refresh, which is at every
-    `refresh_every`-th step. The cache is replaced there, so it is never larger, and a fit that resumes there is exact.
+    REFRESH_EVERY-th step. The cache is replaced there, so it is never larger, and a fit that resumes there is exact.
 
     Args:
         num_steps: of the stage, over which the share rises.
@@ -85,18 +84,18 @@ class LatentBootstrap:
 
     @property
     def num_frames(self) -> int:
-        """Frames in the cache, at most `max_frames`."""
+        """Frames in the cache, at most MAX_FRAMES."""
         return sum(len(episode.states) for episode in self.cache.values())
 
     def share(self, step: int) -> float:
         """Of the clips of a step that are to have imagined context: 0 at first, then rising to `share`."""
-        done = step / max(self.num_steps, 1) - self.config.start
-        return self.config.share * min(max(done / self.config.ramp, 0.0), 1.0)
+        done = step / max(self.num_steps, 1) - START
+        return self.config.share * min(max(done / RAMP, 0.0), 1.0)
 
     def batch(self, size: int, step: int) -> tuple[Clip, Frames | None]:
         """Clips, and what the dynamics is to see of them in place of their own frames; None: just those."""
         share = self.share(step)
-        if share and step % self.config.refresh_every == 0:
+        if share and step % REFRESH_EVERY == 0:
             self.refresh(step)
         drawn = self.clips.draw(size, self.seed, step)
         if not share or not self.cache:
@@ -113,7 +112,7 @@ class LatentBootstrap:
     def refresh(self, step: int) -> None:
         """Imagine other episodes with the dynamics as it is now, and forget the ones before."""
         rng = np.random.default_rng([self.seed, step, _EPISODES])
-        chosen, room = [], self.config.max_frames
+        chosen, room = [], MAX_FRAMES
         for number in rng.permutation(self.clips.num_episodes).tolist():
             part, episode = self.clips.locate(number)
             room -= int(self.clips.parts[part].frames.counts[episode])

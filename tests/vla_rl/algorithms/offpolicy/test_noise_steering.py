@@ -23,7 +23,7 @@ from vla_rl.types import ActionChunk, Observation
 
 SPEC = fake_env_spec()
 CRITIC = {"hidden": 32, "batch_size": 128, "optim": {"lr": 6e-3}, "members": 2, "discount": 1.0}
-NOISE = {"hidden": 32, "optim": {"lr": 6e-3}, "scale": 2.0}
+NOISE = {"optim": {"lr": 6e-3}, "scale": 2.0}
 
 
 class Twice(nn.Module, Policy):
@@ -114,7 +114,9 @@ def test_the_actor_begins_as_the_policys_own_noise_and_stays_within_bounds() -> 
     assert not actor.choose(torch.randn(5, 3), None, 0.0).any()
 
 
-def test_an_earlier_decision_is_worth_what_the_actor_will_make_of_the_next(tmp_path: Path) -> None:
+def test_an_earlier_decision_is_worth_what_the_actor_will_make_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two decisions: the first means nothing, the second one's noise decides; SAC's target knows the better one."""
     second = logged((0.0, 20.0), 800)
     rows = np.arange(1600)
@@ -130,8 +132,10 @@ def test_an_earlier_decision_is_worth_what_the_actor_will_make_of_the_next(tmp_p
         initial_state=second.initial_state,
     )
     value = {}
+    for module in ("learner", "noise"):
+        monkeypatch.setattr(f"vla_rl.algorithms.offpolicy.{module}.TARGET_DECAY", 0.95)
     for targets in ("td", "actor"):
-        learner = learner_of(data, targets=targets, target_decay=0.95)
+        learner = learner_of(data, targets=targets)
         learn(learner, data, tmp_path / targets, 150)
         value[targets] = learner.values(data)[~late].mean()
     assert value["td"] == pytest.approx(0.475, abs=0.1), "the mean of .9 and .05"
@@ -164,7 +168,7 @@ def lerobot(kind: str, **options: object):
 def test_a_flow_policys_chunk_is_a_function_of_the_noise(kind: str) -> None:
     ddim = {"options": {"noise_scheduler_type": "DDIM"}, "chunk_size": 8} if kind == "diffusion" else {}
     policy, obs = lerobot(kind, **ddim), fake_observation(SPEC, 2)
-    shape = noise_shape(policy, False)
+    shape = noise_shape(policy)
     features, noise, chunks = embed_and_steer(policy, obs, 3, shape, torch.Generator().manual_seed(0))
     torch.testing.assert_close(features, policy.embed(obs))
     assert noise.shape == (2, 3, *shape) and not noise[:, 0].any()
@@ -194,7 +198,7 @@ def test_the_odes_own_noise_makes_its_own_chunk() -> None:
 def test_a_policy_without_a_starting_noise_is_refused(kind: str, message: str) -> None:
     options = {"options": {"noise_scheduler_type": "DDPM"}} if kind == "diffusion" else {}
     with pytest.raises(ConfigError, match=message):
-        noise_shape(lerobot(kind, chunk_size=8, **options), True)
+        noise_shape(lerobot(kind, chunk_size=8, **options))
 
 
 def test_targets_of_the_actor_need_one() -> None:

@@ -16,8 +16,14 @@ from vla_rl.algorithms.offpolicy.networks import EditPolicy
 from vla_rl.algorithms.offpolicy.replay import Replay
 from vla_rl.algorithms.offpolicy.transitions import Transitions
 
-CRITIC = {"hidden": 16, "batch_size": 128, "optim": {"lr": 1e-2}, "discount": 0.9, "members": 2, "target_decay": 0.9}
+CRITIC = {"hidden": 16, "batch_size": 128, "optim": {"lr": 1e-2}, "discount": 0.9, "members": 2}
 RIGHT, WRONG = 0.9, 0.1  # Success after a second chunk above zero, and below.
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets follow within the few updates of a test."""
+    monkeypatch.setattr("vla_rl.algorithms.offpolicy.learner.TARGET_DECAY", 0.9)
 
 
 def second_counts(num_episodes: int = 500) -> Transitions:
@@ -96,7 +102,7 @@ def rising(num_decisions: int = 600) -> Transitions:
 
 def test_edits_go_where_q_rises_and_no_farther_than_allowed(tmp_path: Path) -> None:
     data = rising()
-    learner = learner_of(data, method="edits", edits={"scale": 0.5, "hidden": 16, "optim": {"lr": 6e-3}})
+    learner = learner_of(data, method="edits", edits={"scale": 0.5, "optim": {"lr": 6e-3}})
     assert learner.editor is not None
     found = learn(learner, data, tmp_path, 100)
     own = torch.linspace(-1, 1, 50)[:, None]
@@ -130,7 +136,7 @@ def test_edits_leave_alone_what_never_varied_and_stay_within_the_action_bounds()
 
 
 def test_an_edits_log_density_is_that_of_the_change_of_variables(tmp_path: Path) -> None:
-    learner = learner_of(rising(20), method="edits", edits={"hidden": 8})
+    learner = learner_of(rising(20), method="edits")
     editor = learner.editor
     assert editor is not None
     noise = torch.linspace(-2, 2, 20)[:, None]
@@ -157,7 +163,7 @@ def test_options_that_do_nothing_are_refused(options: dict, message: str) -> Non
 
 
 def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
-    data, options = rising(), {"method": "edits", "edits": {"hidden": 8}, "critic": {"hidden": 8}}
+    data, options = rising(), {"method": "edits", "critic": {"hidden": 8}}
     whole = learner_of(data, **options)
     learn(whole, data, tmp_path, 6)
     first, second = learner_of(data, **options), learner_of(data, **options)

@@ -63,7 +63,7 @@ def test_a_ranking_is_the_same(cluster: Any, recipe: Recipe, tmp_path: Path) -> 
 
 def test_a_scripted_person_helps_at_the_same_moments(cluster: Any, tmp_path: Path) -> None:
     options = ["policy={kind: openvla, path: 'pretrained:tabletop_clean'}", "env.tasks=[stack]", "env.num_workers=0"]
-    options += ["env.num_envs=2", "rac.alarm=progress", "rac.patience=10"]
+    options += ["env.num_envs=2", "rac.person={alarm: progress, patience: 10}"]
     found = []
     for name, rollout in ROLLOUTS.items():
         wanted = load_recipe("tabletop_rac", [*options, rollout])

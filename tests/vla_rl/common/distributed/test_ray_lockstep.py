@@ -67,18 +67,6 @@ def test_a_tabletop_run_equals_the_local_one(cluster: Any, tmp_path: Path) -> No
         assert (local / "policy" / file).read_bytes() == (placed / "policy" / file).read_bytes()
 
 
-def test_rounded_weights_act_almost_alike(cluster: Any, tmp_path: Path) -> None:
-    policy = save_policy(tmp_path / "base")
-    found = {}
-    for dtype in ("trained", "bfloat16"):
-        rollout = f"rollout={{kind: ray, hosts: 1, weights_dtype: {dtype}}}"
-        with TrainingRun(make_recipe(policy, "num_threads=1", rollout), tmp_path / dtype, resume=False) as run:
-            found[dtype] = [episode.chunks.log_prob[0] for episode in run.roll_out()]
-    exact, rounded = (np.stack(found[dtype]) for dtype in ("trained", "bfloat16"))
-    assert not np.array_equal(exact, rounded)
-    assert np.median(np.abs(exact - rounded)) < 0.05
-
-
 def test_an_evaluation_at_hosts_equals_the_local_one(cluster: Any, tmp_path: Path) -> None:
     options = ["policy.kind=my_policy:BinsConfig", "eval.episodes_per_task=6", "eval.videos=1"]
     recipe = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}}

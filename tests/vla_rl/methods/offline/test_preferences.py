@@ -89,13 +89,18 @@ def test_the_summed_cloning_loss_is_the_likelihood_that_rl_computes(data: BCData
     assert found == pytest.approx(expected[batch.valid].sum(), rel=1e-4)
 
 
+@pytest.fixture(autouse=True)
+def beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vla_rl.methods.offline.preferences.BETA", 0.05)
+
+
 def trainer_of(policy, data: BCDataset, **options: float) -> tuple[PreferenceTrainer, PreferenceDataset]:
     sft = SFTConfig.model_validate(
         {"datasets": ["x"], "optim": {"lr": 1e-4, "warmup_steps": 0}, "batch_size": 2, "steps": 50}
     )
     numbers = np.flatnonzero(data.parts[0].success)[:1], np.flatnonzero(~data.parts[0].success)[:1]
     reference = reference_log_probs(policy, data, np.concatenate(numbers), 2)
-    config = PreferencesConfig.model_validate({"pairs": 1, "beta": 0.05} | options)
+    config = PreferencesConfig.model_validate({"pairs": 1} | options)
     return PreferenceTrainer(policy, sft), PreferenceDataset(data, Preferences(*numbers, reference), config)
 
 
@@ -142,11 +147,14 @@ def test_at_first_the_loss_is_log_two_and_then_the_preferred_episode_becomes_lik
     assert last["margin"] > 0 and last["told_apart"] == 1
 
 
-def test_a_flow_policy_learns_preferences_by_its_own_cloning_loss(data: BCDataset) -> None:
+def test_a_flow_policy_learns_preferences_by_its_own_cloning_loss(
+    data: BCDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.methods.offline.preferences.BETA", 0.01)
     options = {"type": "smolvla", "preset": "tiny", "image_size": 32, "chunk_size": 4}
     policy = LeRobotConfig.model_validate(options).build(ENV.env_spec())
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
-    trainer, pairs = trainer_of(policy.eval(), data, beta=0.01)
+    trainer, pairs = trainer_of(policy.eval(), data)
     assert trainer._pair(pairs, 0)["margin"] == pytest.approx(0, abs=1e-4), "with the same noise as the reference"
     policy.zero_grad()
     for _ in range(8):

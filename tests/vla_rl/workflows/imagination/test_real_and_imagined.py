@@ -37,10 +37,10 @@ def test_pairs_are_of_one_initial_state_and_neither_is_lost() -> None:
 
 
 def test_success_in_imagination_is_of_whole_episodes_and_needs_nothing_that_changes_rewards_alone() -> None:
-    options = ["disagreement_penalty=0.1", "ensemble=2", "action_penalty=0.1", "branch_frames=2"]
+    options = ["ensemble=2", "action_penalty=0.1", "branch_frames=2"]
     recipe = load_recipe("tabletop_imagination", [f"env.imagination.{option}" for option in options])
     found = imagined_env(recipe, resolve_path("pretrained:tabletop")).imagination
-    assert (found.disagreement_penalty, found.action_penalty, found.ensemble) == (0, 0, 2)
+    assert (found.action_penalty, found.ensemble) == (0, 2)
     assert found.branch_frames is None, "the value would tell of the policy that it was fitted on"
 
 

@@ -76,6 +76,6 @@ def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_e
     online = loop_controls.online_recipe(recipe, num_episodes)
     assert (online.train.groups, online.train.iterations) == expected and online.algo.decay_iterations == expected[1]
     assert online.train.groups * online.train.iterations * 4 <= num_episodes
-    assert online.env.kind == "dummy" and not online.gate.every and not online.sampling.keyframe_share  # type: ignore[attr-defined]
+    assert online.env.kind == "sim.dummy:DummyConfig" and not online.gate.every and not online.sampling.keyframe_share  # type: ignore[attr-defined]
     again = read_recipe(yaml.safe_load(dump_yaml(online)))
     assert again.train == online.train and again.real_env is None

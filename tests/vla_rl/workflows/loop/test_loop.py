@@ -33,7 +33,7 @@ from vla_rl.workflows.loop.rounds import (
 )
 from world_model.metadata import read_metadata
 
-REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
+REAL = {"kind": "sim.dummy:DummyConfig", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
 STAGE = {"steps": 2, "batch_size": 4, "optim": {"warmup_steps": 1}}
 FIT = {
     "kind": "latent_video",
@@ -50,7 +50,7 @@ FIT = {
     "success": STAGE,
     "max_false_success": 0.99,
     "min_failures": 1,
-    "measure": {"inverse_updates": 2, "num_clips": 0},
+    "measure": {"inverse_updates": 2},
 }
 RECIPE: dict[str, Any] = {
     "run": "loop",
@@ -275,7 +275,7 @@ def test_every_real_episode_is_counted_once(whole, two):
         json.loads(line)["train/episodes"]
         for line in (whole / "online_grpo" / "metrics.jsonl").read_text().splitlines()
     )
-    assert online["env"]["kind"] == "dummy" and online["policy"]["path"] == str(two.policy.path)  # type: ignore[attr-defined]
+    assert online["env"]["kind"] == "sim.dummy:DummyConfig" and online["policy"]["path"] == str(two.policy.path)  # type: ignore[attr-defined]
     assert table.total - 4 * online["train"]["iterations"] < played == table.online <= table.total
     page = (whole / "report.html").read_text()
     assert (

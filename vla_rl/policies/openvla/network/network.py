@@ -32,14 +32,12 @@ class Prompt:
     """Token ids of a batch of prompts.
 
     Attributes:
-        ids: int64 (B, P): BOS, then the rest, padded on the left or right to the longest.
+        ids: int64 (B, P): BOS, then the rest, padded to the longest between BOS and the rest.
         valid: bool (B, P), False on padding; None: all are as long, so none is padded.
-        last: int64 (B,), column of each row's last token; None: the last column.
     """
 
     ids: Tensor
     valid: Tensor | None = None
-    last: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,10 @@ class Prefix:
     Attributes:
         embeddings: (B, L, hidden).
         valid: bool (B, L), False on padding; None: there is none.
-        last: int64 (B,), position of each row's last prompt token; None: L - 1.
-        num_words: columns of the prompt after BOS, at the end.
     """
 
     embeddings: Tensor
     valid: Tensor | None
-    last: Tensor | None
-    num_words: int
 
     @property
     def length(self) -> int:
@@ -163,8 +157,7 @@ class OpenVLANetwork(nn.Module):
         valid = prompt.valid
         if valid is not None:
             valid = torch.cat((valid[:, :1], valid.new_ones(b, num_visual), valid[:, 1:]), 1)
-        last = None if prompt.last is None else prompt.last + num_visual
-        return Prefix(torch.cat(parts, 1), valid, last, prompt.ids.shape[1] - 1)
+        return Prefix(torch.cat(parts, 1), valid)
 
     def _language(self, words: Tensor, valid: Tensor | None) -> Tensor:
         """Mean embedding (B, hidden) of the prompt's tokens and of `</s>`, which OFT's FiLM counts in."""
@@ -215,15 +208,9 @@ class OpenVLANetwork(nn.Module):
             valid = F.pad(valid, (0, slots.shape[1]), value=True)
         device = slots.device
         mask, positions = attention_mask(valid, length, causal, device), token_positions(valid, length, device)
-        first = prefix.length - 1 - (0 if prefix.last is None else prefix.num_words)
-        read = slice(first, prefix.length - 1 + num_read)
+        read = slice(prefix.length - 1, prefix.length - 1 + num_read)
         x = torch.cat((prefix.embeddings, slots), 1)
-        hidden, cache = self.language_model.model(x, positions, mask, read)
-        if prefix.last is not None:  # Padding stands between the last prompt token and the action positions.
-            rest = torch.arange(prefix.num_words + 1, prefix.num_words + num_read, device=device)
-            rows = torch.cat((prefix.last[:, None] - first, rest.expand(len(x), -1)), 1)
-            hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-        return hidden, cache
+        return self.language_model.model(x, positions, mask, read)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 (..., action_bins) of hidden states float32 (..., hidden), for the action ids alone."""

@@ -85,7 +85,7 @@ def _toy(sheet: Sheet, base: Path) -> dict[str, Any]:
     return {
         "name": "bench_toy",
         "device": str(sheet.device),
-        "env": {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
+        "env": {"kind": DummyConfig().kind, "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
         "sampling": {"first_state": 7, "train_states": 2},
         "policy": {"kind": "openvla", "path": str(base)},
         "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},
