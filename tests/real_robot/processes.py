@@ -191,6 +191,7 @@ class Ros2Graph(RosGraph):
     @property
     def env(self) -> dict[str, str]:
         own = {"ROS_DOMAIN_ID": self.domain, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        own["FASTDDS_BUILTIN_TRANSPORTS"] = "UDPv4"  # as between machines; killed processes leave their shared memory
         return {**os.environ, **own, **self._common}
 
     def close_graph(self) -> None: ...
