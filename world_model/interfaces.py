@@ -60,12 +60,10 @@ class DynamicsConfig(Config):
 
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.clip_source` needs.
-        can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
         can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
     """
 
     learns_from_own_frames: ClassVar[bool] = False
-    can_be_distilled: ClassVar[bool] = False
     can_have_members: ClassVar[bool] = False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
@@ -118,15 +116,6 @@ class Dynamics[C: DynamicsConfig](nn.Module):
 
         Raises:
             ValueError: `seen` is given, and this dynamics cannot.
-        """
-        raise NotImplementedError
-
-    def distillation_loss(
-        self, teacher: Any, clip: Clip, generator: torch.Generator
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Loss, and metrics, of imagining in one step what `teacher` imagines in its own number from the same noise.
-
-        The teacher is a copy of this dynamics. Needed where the options say `can_be_distilled`.
         """
         raise NotImplementedError
 

@@ -26,20 +26,6 @@ class StageConfig(FitStage, AveragedConfig):
     """How one part is fitted."""
 
 
-class DistillationConfig(StageConfig):
-    """How the dynamics learns to imagine in one step of the flow (see world_model/fit/distillation.py)."""
-
-    steps: NonNegativeInt = Field(
-        default=0,
-        description="Updates, after which the world model imagines with one step of the flow; 0: no distillation. What "
-        "it learns from is the dynamics with its own sampling_steps, which must be 2 or more.",
-    )
-    optim: OptimConfig = OptimConfig(lr=2e-4, warmup_steps=50, max_bad_steps=20)
-    ema_decay: float = Field(
-        default=0.98, ge=0, lt=1, description="Decay of an average of the weights, which is the result; 0: the last."
-    )
-
-
 class ObjectsStageConfig(FitStage):
     """How the objects part is fitted, on episodes recorded with collect.objects."""
 

@@ -40,14 +40,13 @@ def fit_config(episodes: Path) -> FitConfig:
     return validate(FitConfig, values | {"max_false_success": 0.99, "min_failures": 1})
 
 
-def more_parts(episodes: Path, start: Path, of_the_dynamics: str) -> FitConfig:
-    """On top of a fit: all that may be added, a few updates each, and "posterior" or "distillation"."""
+def more_parts(episodes: Path, start: Path) -> FitConfig:
+    """On top of a fit: all that may be added, a few updates each."""
     values = fit_config(episodes).model_dump(exclude={"model"}) | {"start_from": str(start), "sampling_steps": 2}
     values |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
     network = {"slots": [["red"], ["blue"]], "width": 16, "probe_width": 8, "end_effector": "learned"}
     values |= {"inverse": _STAGE, "objects": _STAGE | {"network": network}}
-    stages = {"distillation": _STAGE, "posterior": _STAGE | {"members": 2, "rank": 2}}
-    return validate(FitConfig, values | {of_the_dynamics: stages[of_the_dynamics]})
+    return validate(FitConfig, values | {"posterior": _STAGE | {"members": 2, "rank": 2}})
 
 
 def make_env(world_model: Path, device: str, num_envs: int = 4, **imagination: Any) -> WorldModelEnv:

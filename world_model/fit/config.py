@@ -16,7 +16,6 @@ from world_model.data.clip_source import ClipSourceConfig
 from world_model.model.dynamics import TransformerConfig
 from world_model.model.wan import WanConfig
 from world_model.stage_config import (
-    DistillationConfig,
     FitStage,
     ObjectsStageConfig,
     PosteriorStageConfig,
@@ -84,11 +83,6 @@ class FitConfig(WorldModelFitConfig):
     autoencoder: StageConfig = Field(default_factory=StageConfig)
     dynamics: StageConfig = Field(default_factory=StageConfig)
     success: StageConfig = Field(default_factory=StageConfig)
-    distillation: DistillationConfig = Field(
-        default_factory=DistillationConfig,
-        description="The dynamics learns to reach in one step of the flow what it reaches in several, after the "
-        "success networks are fitted; 0 steps: it does not.",
-    )
     value: StageConfig = Field(
         default_factory=lambda: StageConfig(steps=0, batch_size=64, optim=OptimConfig(lr=3e-4), ema_decay=0.98),
         description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
@@ -174,17 +168,6 @@ class FitConfig(WorldModelFitConfig):
         return self
 
     @model_validator(mode="after")
-    def _members_are_not_distilled(self) -> FitConfig:
-        if self.distillation.steps and self.posterior.steps:
-            raise ConfigError(
-                f"world_model.posterior.steps: got {self.posterior.steps} with distillation.steps="
-                f"{self.distillation.steps}. Members learn from the flow's loss, which at pure noise asks for the mean "
-                "of what may come, and a distilled dynamics imagines from pure noise alone: they would blur what it "
-                "has learned. Set one of the two to 0"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _can_cross_fit(self) -> FitConfig:
         if self.cross_fit == 1:
             raise ConfigError(
@@ -193,7 +176,6 @@ class FitConfig(WorldModelFitConfig):
         others = {
             "calibrate_on": bool(self.calibrate_on),
             "autoencoder.steps": self.autoencoder.steps > 0,
-            "distillation.steps": self.distillation.steps > 0,
             "value.steps": self.value.steps > 0,
             "objects.steps": self.objects.steps > 0,
             "inverse.steps": self.inverse.steps > 0,
@@ -207,10 +189,7 @@ class FitConfig(WorldModelFitConfig):
         return self
 
     def without_learning(self) -> FitConfig:
-        """The same, of which no stage learns: such a fit chooses thresholds and probabilities anew.
-
-        The world model imagines as it does: with `sampling_steps` a distilled one would go back to several steps.
-        """
+        """The same, of which no stage learns: such a fit chooses thresholds and probabilities anew."""
         stages = {name: value for name, value in self if isinstance(value, FitStage)}
         unlearned = {name: stage.model_copy(update={"steps": 0}) for name, stage in stages.items()}
         kept = {"fresh_success": False, "cross_fit": 0, "sampling_steps": None, "temperature": None}

@@ -78,7 +78,6 @@ class FitData:
         stages = (
             config.autoencoder,
             config.dynamics,
-            config.distillation,
             config.posterior,
             config.objects,
             config.inverse,

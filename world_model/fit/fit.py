@@ -1,5 +1,5 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, distillation, posterior, value, objects, inverse
-dynamics, threshold; resumable stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, posterior, value, objects, inverse dynamics,
+threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -42,7 +42,6 @@ from world_model.data.styled import StyledImages
 from world_model.fit.calibration import calibrate, no_threshold, threshold_values
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
-from world_model.fit.distillation import Distillation, check_distillation
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
@@ -115,9 +114,6 @@ def fit(
             guard.watch("dynamics", ["dynamics"], run.dynamics)
         if config.success.steps:
             guard.watch("success", ["success", "clip"], run.success)
-    if config.distillation.steps:
-        distillation = Distillation(run.world_model, config.distillation, seed)
-        guard.weigh("distillation", lambda: run.distillation(distillation), distillation.undo)
     run.posterior()
     run.value()
     run.objects()
@@ -190,8 +186,6 @@ class _Fit:
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_dynamics_options(**{name: value for name, value in sampling.items() if value is not None})
-        if config.distillation.steps:
-            check_distillation(self.world_model.config.dynamics)
         if config.posterior.steps:
             check_members(self.model.dynamics)
 
@@ -276,13 +270,6 @@ class _Fit:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
             loss = success_loss(network, clips, imagined, self.config, self.seed, number, self.world_model.device)
             self._stage(name, network, loss, stage)
-
-    def distillation(self, distillation: Distillation) -> None:
-        """Learn to imagine in one step of the flow, and imagine so from then on."""
-        clips = self._clips(self.data.shown, self.config.cuts)
-        network, stage = self.world_model.dynamics, self.config.distillation
-        self._stage("distillation", network, distillation.loss(clips), stage)
-        self.world_model.set_dynamics_options(sampling_steps=1)
 
     def posterior(self) -> None:
         """Members of the dynamics, on the dynamics as it is kept."""

@@ -65,8 +65,8 @@ class RefitGuard:
         seed: of the noise.
 
     Attributes:
-        refits: by part, "dynamics", "success", or both at once, and "distillation". logits: to choose thresholds on, of
-            parts that have not seen the episodes; None where those of the world model as it is do.
+        refits: by part, "dynamics", "success", or both at once. logits: to choose thresholds on, of parts that have not
+            seen the episodes; None where those of the world model as it is do.
     """
 
     def __init__(
@@ -81,30 +81,22 @@ class RefitGuard:
 
     def watch(self, part: str, networks: Sequence[str], stage: Callable[[], None]) -> None:
         """Run a stage that fits `networks`, attributes of the world model, and keep them as they were if they lost."""
-        if (start_from := self.start_from) is None:
+        if self.start_from is None:
             stage()
             return
-
-        def undo() -> None:
-            start = load_world_model(start_from)
-            if "dynamics" in networks:
-                start.set_posterior(None)  # Members are fitted after this.
-            for name in networks:
-                network: nn.Module = getattr(self.world_model, name)
-                network.load_state_dict(getattr(start, name).state_dict())
-                network.eval()
-
-        self.weigh(part, stage, undo)
-
-    def weigh(self, part: str, stage: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Run a stage that changes the world model, and `undo` it if the order of outcomes was clearly lost."""
         some = np.random.default_rng(self.seed).permutation(len(self.episodes))[:JUDGED]
         before = self._replayed(some).score if self.score is None else self.score
         stage()
         self.score = self._replayed(some).score
-        if not self._holds(part, before, self.score, some):
-            self.score = before
-            undo()
+        if self._holds(part, before, self.score, some):
+            return
+        self.score, start = before, load_world_model(self.start_from)
+        if "dynamics" in networks:
+            start.set_posterior(None)  # Members are fitted after this.
+        for name in networks:
+            network: nn.Module = getattr(self.world_model, name)
+            network.load_state_dict(getattr(start, name).state_dict())
+            network.eval()
 
     def admits(self, cross_fitted: Logits) -> bool:
         """Whether the parts are worth fitting on all episodes, by what parts fitted without them say of each.

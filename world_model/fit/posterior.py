@@ -39,7 +39,7 @@ def check_members(dynamics: DynamicsConfig) -> None:
 
 def drop_stale(world_model: WorldModel, config: FitConfig) -> None:
     """Take away the members of a start whose dynamics, or they themselves, will be fitted anew."""
-    changes = config.dynamics.steps or config.distillation.steps or config.posterior.steps
+    changes = config.dynamics.steps or config.posterior.steps
     if world_model.config.posterior is None or not changes:
         return
     if not config.posterior.steps:

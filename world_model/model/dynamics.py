@@ -45,7 +45,6 @@ class TransformerConfig(DynamicsConfig):
     """The factorized causal video transformer (see the module's text)."""
 
     learns_from_own_frames: ClassVar[bool] = True
-    can_be_distilled: ClassVar[bool] = True
     can_have_members: ClassVar[bool] = True
 
     kind: str = Field(default="transformer", description="The dynamics: this transformer.")
@@ -193,38 +192,6 @@ class VideoDynamics(Dynamics[TransformerConfig]):
                 "state_error": (share * state_error).sum(),
             }
         return loss, metrics
-
-    def distillation_loss(
-        self, teacher: VideoDynamics, clip: Clip, generator: torch.Generator
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """See `Dynamics.distillation_loss`. Real frames with noise are the context, as in `loss`.
-
-        `latent_error` is the mean squared error against the teacher's frames, `real_error` against the real ones.
-        """
-        batch, length = clip.valid.shape
-        levels = self._context_levels(batch, length, generator)
-        context = noised(clip.frames, levels, generator).with_states(clip.frames)
-        number, counted = clip.numbers()
-        target = clip.frames.at(slice(1, None))
-        noise = noised(target, torch.ones(batch, length - 1), generator).frames
-
-        def imagined(network: VideoDynamics, num_steps: int) -> Frames:
-            def predict(frames: Frames, level: float) -> Frames:
-                noisy = Noisy(frames, torch.full_like(frames.states[..., 0], level))
-                before = context.frames.at(slice(0, -1))
-                return network._two_streams(context, noisy, before, clip.actions, number, clip.valid)
-
-            return sample(predict, noise, sampling_levels(num_steps), self.config.temperature)
-
-        with torch.no_grad():
-            example = imagined(teacher, teacher.config.sampling_steps)
-        predicted = imagined(self, 1)
-        share = counted / counted.sum().clamp_min(1)
-        latent_error, state_error = ((share * error).sum() for error in _errors(predicted, example))
-        with torch.no_grad():
-            real_error = (share * _errors(predicted, target)[0]).sum()
-        errors = {"latent_error": latent_error.detach(), "state_error": state_error.detach(), "real_error": real_error}
-        return latent_error + STATE_WEIGHT * state_error, errors
 
     def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of remembered frames, float32 (B, T): uniform up to CONTEXT_SPAN times what imagination uses."""

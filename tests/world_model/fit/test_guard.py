@@ -62,16 +62,6 @@ def test_a_ruinous_refit_is_put_back_and_said(episodes, tmp_path, caplog, part, 
     assert known > 0.7, "thresholds and probability are of the parts that were kept"
 
 
-def test_a_ruinous_distillation_is_put_back_with_its_steps_of_the_flow(episodes, tmp_path, caplog):
-    none = {"dynamics": {"steps": 0}, "success": {"steps": 0}, "sampling_steps": None}
-    world_model, metadata = refitted(episodes, tmp_path / "run", **none, distillation=RUINOUS)
-    assert metadata.refits.keys() == {"distillation"} and metadata.refits["distillation"]["put_back"]
-    assert "world_model.distillation: the fit made it worse" in caplog.text
-    start = load_world_model("pretrained:tabletop")
-    assert same(world_model.dynamics, start.dynamics)
-    assert world_model.config == start.config and start.config.dynamics.model_dump()["sampling_steps"] == 2
-
-
 def test_what_is_not_fitted_is_not_compared_and_what_moved_chooses_other_thresholds(episodes, tmp_path, monkeypatch):
     replays: list[int] = []
     for module in (guard_module, fit_module):

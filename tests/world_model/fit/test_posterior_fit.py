@@ -70,8 +70,6 @@ def test_members_stay_unless_the_dynamics_is_fitted(episodes, base, tmp_path, ca
 def test_what_no_member_could_learn_from_is_refused_before_anything_is_fitted(episodes, tmp_path, monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"posterior\.batch_size: got 1 for 2 members.*never see a clip"):
         config(episodes, posterior={**POSTERIOR, "batch_size": 1})
-    with pytest.raises(ValueError, match=r"posterior\.steps: got 3 with distillation\.steps=4.*Set one of the two"):
-        config(episodes, posterior=POSTERIOR, distillation={"steps": 4})
     with pytest.raises(ConfigError, match=r"world_model\.posterior\.steps: not for dynamics of kind 'wan'"):
         check_members(WanConfig.model_validate({"transformer": {}}))
     monkeypatch.setattr(TransformerConfig, "can_have_members", False)

@@ -14,10 +14,8 @@ from vla_rl.workflows.recipe_parts import imagining, world_model_section
 from world_model.config import WorldModelConfig
 from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
-from world_model.fit.distillation import check_distillation
 from world_model.fit.posterior import check_members
 from world_model.imagination.reward import check_depth
-from world_model.interfaces import DynamicsConfig
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
 from world_model.model.missing_parts import FEW_MEMBERS
 
@@ -37,8 +35,7 @@ def check_loop(recipe: LoopRecipe) -> None:
         return
     config, metadata = read_metadata(resolve_path(recipe.env.path))
     lacking = _lacking_parts(recipe, recipe.env, section, config, metadata)
-    lacking += [*_lacking_dynamics(recipe, section, config.dynamics), *_lacking_episodes(recipe, section)]
-    lacking += _shared_states(recipe)
+    lacking += [*_lacking_episodes(recipe, section), *_shared_states(recipe)]
     if lacking:
         raise ConfigError("\n".join(lacking))
 
@@ -80,12 +77,16 @@ def _lacking_parts(
             f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
             "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
         )
-    changed = section.dynamics.steps or section.distillation.steps
-    if imagination.posterior and not section.posterior.steps and (config.posterior is None or changed):
+    if imagination.posterior and not section.posterior.steps and (config.posterior is None or section.dynamics.steps):
         lacking.append(
             "env.imagination.posterior: got true, but no members would be there to draw from: "
             "world_model.posterior.steps is 0; set it above 0, or env.imagination.posterior=false"
         )
+    if section.posterior.steps:
+        try:
+            check_members(config.dynamics)
+        except ConfigError as error:
+            lacking.append(str(error))
     members = section.posterior if section.posterior.steps else config.posterior
     if imagination.posterior and members is not None and imagination.ensemble > members.members:
         lacking.append(FEW_MEMBERS.format(imagination.ensemble, members.members))
@@ -102,27 +103,6 @@ def _lacking_parts(
             )
         if recipe.sampling.keyframe_share and "uncertain" in section.keyframes.kinds:
             lacking.append(f"world_model.keyframes.kinds: got 'uncertain', {remedy} leave that kind out")
-    return lacking
-
-
-def _lacking_dynamics(recipe: LoopRecipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
-    """What stages on top of the first world model's dynamics cannot do with it."""
-    lacking, steps = [], section.sampling_steps
-    if steps is not None:
-        dynamics = dynamics.model_copy(update={"sampling_steps": steps})
-    for stage, check_stage in ((section.distillation, check_distillation), (section.posterior, check_members)):
-        try:
-            if stage.steps:
-                check_stage(dynamics)
-        except ConfigError as error:
-            lacking.append(str(error))
-    rounds = recipe.loop.rounds if recipe.loop.refit else 1
-    if section.distillation.steps and rounds > 1 and steps is None:
-        lacking.append(
-            f"world_model.sampling_steps: got null with distillation and {rounds} rounds: after the first one the "
-            "world model imagines in one step of the flow, and there is nothing left to distill; set it to a number, "
-            "such as 4, or world_model.distillation.steps to 0"
-        )
     return lacking
 
 

@@ -10,7 +10,6 @@ from vla_rl.workflows.loop.before import check_loop
 
 UNCERTAIN = ("sampling.keyframe_share=0.3", "world_model.keyframes.kinds=[uncertain]")
 MEMBERS = ("env.imagination.posterior=true", "world_model.posterior={steps: 2, members: 3}")
-DISTILLED = ("world_model.distillation.steps=2", "world_model.sampling_steps=null")
 
 
 @pytest.mark.parametrize(
@@ -32,8 +31,6 @@ DISTILLED = ("world_model.distillation.steps=2", "world_model.sampling_steps=nul
         (["env.imagination.action_penalty=0.1"], r"action_penalty: got 0\.1, but pretrained:tabletop has no inverse"),
         (["env.imagination.posterior=true"], r"imagination\.posterior: got true, but no members would be there"),
         ([*MEMBERS, "env.imagination.ensemble=4"], r"imagination\.ensemble: got 4 .*posterior=true.* has 3 members"),
-        ([*DISTILLED, "world_model.sampling_steps=1"], r"world_model\.sampling_steps: got 1 with distillation"),
-        ([*DISTILLED, "loop.rounds=2"], r"world_model\.sampling_steps: got null with distillation and 2 rounds"),
         ([*UNCERTAIN], r"keyframes\.kinds: got 'uncertain', but pretrained:tabletop has no value"),
         (["world_model.cuts=4", "loop.every_frame=false"], r"world_model\.cuts: got 4 with loop\.every_frame=false"),
         (["loop.episodes=20"], r"loop\.episodes: got 20, of which .*=0\.5 leaves 50 episodes .* 52 of them must fail"),
@@ -53,8 +50,6 @@ def test_what_a_loop_would_refuse_after_its_real_episodes_is_refused_before(opti
         ["env.imagination.branch_frames=2", "world_model.value.steps=2"],
         ["env.imagination.action_penalty=0.1", "world_model.inverse.steps=2"],
         [*MEMBERS, "env.imagination.ensemble=3"],
-        [*DISTILLED, "loop.rounds=1"],
-        [*DISTILLED, "loop.rounds=2", "world_model.sampling_steps=4"],
         [*UNCERTAIN, "world_model.value.steps=2"],
         ["world_model.cuts=4"],
         ["loop.episodes=20", "world_model.cross_fit=2"],
