@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from vla_rl.config import Config, ConfigError, build_component, component
-from world_model.interfaces import DynamicsConfig, PosteriorConfig
+from world_model.interfaces import DynamicsConfig
 
 
 class AutoencoderConfig(Config):
@@ -86,9 +86,6 @@ class WorldModelConfig(Config):
     objects: ObjectsConfig | None = Field(
         default=None, description="The objects part; null: none. A fit adds it, see world_model.objects."
     )
-    posterior: PosteriorConfig | None = Field(
-        default=None, description="Members of the dynamics; null: none. A fit adds them, see world_model.posterior."
-    )
 
 
 class ImaginationConfig(Config):
@@ -141,17 +138,6 @@ class ImaginationConfig(Config):
         description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
         "policies; the episodes of a GRPO group then differ by their actions alone.",
     )
-    posterior: bool = Field(
-        default=False,
-        description="Each GRPO group, or episode without one, draws a member of the world model's posterior and keeps "
-        "it to its end, also where it is gone on with from a keyframe; futures of the ensemble are then other "
-        "members'. The world model must have one (world_model.posterior).",
-    )
-
-    @property
-    def futures(self) -> str:
-        """What the futures of an ensemble differ by: "members" or "noise"; "" where there is one alone."""
-        return "" if self.ensemble < 2 else "members" if self.posterior else "noise"
 
     @model_validator(mode="after")
     def _disagreement_needs_futures(self) -> ImaginationConfig:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config
 from vla_rl.types import EnvSpec
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, DynamicsInputs, Frames
@@ -60,11 +60,9 @@ class DynamicsConfig(Config):
 
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.clip_source` needs.
-        can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
     """
 
     learns_from_own_frames: ClassVar[bool] = False
-    can_have_members: ClassVar[bool] = False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
     temperature: float = Field(
@@ -86,15 +84,6 @@ class DynamicsConfig(Config):
     def for_env(self, spec: EnvSpec) -> Self:
         """Return these options completed by what the environment knows, such as its cameras' projections."""
         return self
-
-
-class PosteriorConfig(Config):
-    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/parts.py)."""
-
-    members: int = Field(
-        default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."
-    )
-    rank: PositiveInt = Field(default=8, description="Of an adapter; it has some 12,000 numbers a rank at width 224.")
 
 
 class Dynamics[C: DynamicsConfig](nn.Module):
@@ -137,27 +126,6 @@ class Dynamics[C: DynamicsConfig](nn.Module):
             ValueError: this dynamics cannot.
         """
         raise ValueError(f"env.imagination.compile: not for {type(self).__name__}; set it to false")
-
-    def set_posterior(self, config: PosteriorConfig | None) -> None:
-        """Take fresh members of a model posterior, in place of those there are, or none; seed torch before.
-
-        Raises:
-            ConfigError: this dynamics can have none.
-        """
-        if config is not None:
-            raise ConfigError(f"world_model.posterior: not for {type(self).__name__}; set its steps to 0")
-
-    def with_members(self, context: Any, member: torch.Tensor) -> Context:
-        """The same episodes, imagined by the members numbered `member`, int64 (B,), from here on.
-
-        What is remembered does not depend on the member: the next frame alone does.
-        """
-        raise NotImplementedError
-
-    def next_members(self, context: Any, count: int) -> Context:
-        """Of a context that holds each episode `count` times in a row: imagined by the 1, 2, ... members after its own;
-        after the last comes the first."""
-        raise NotImplementedError
 
     def imagine(self, context: Any, actions: Actions, noise: NoiseStream, num_steps: int | None = None) -> Frames:
         """Predict the F frames that follow; does not remember them (call `extend`). No gradient.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config
 from vla_rl.training.config import AveragedConfig, OptimConfig, TrainerConfig
 from world_model.config import ObjectsConfig
-from world_model.interfaces import PosteriorConfig
 
 
 class FitStage(TrainerConfig):
@@ -40,29 +39,6 @@ class ObjectsStageConfig(FitStage):
         description="Half of the episodes are seen in a mirror at the plane y = 0; only where the robot is symmetrical "
         "about it, and no instruction says left or right.",
     )
-
-
-class PosteriorStageConfig(PosteriorConfig, FitStage):
-    """How the model posterior is fitted, on the frozen dynamics that the stages before it left."""
-
-    steps: NonNegativeInt = Field(
-        default=0,
-        description="Updates of all members together; 0 fits none. A fit that changes the dynamics drops those of "
-        "start_from, which belong to other weights.",
-    )
-    batch_size: PositiveInt = Field(
-        default=40, description="Clips per update, assigned to the members in turn; at least one for each."
-    )
-    optim: OptimConfig = OptimConfig(lr=3e-3, warmup_steps=20, max_bad_steps=20)
-
-    @model_validator(mode="after")
-    def _each_member_learns(self) -> PosteriorStageConfig:
-        if self.steps and self.batch_size < self.members:
-            raise ConfigError(
-                f"world_model.posterior.batch_size: got {self.batch_size} for {self.members} members, some of which "
-                f"would never see a clip; set it to {self.members} or more, or world_model.posterior.members lower"
-            )
-        return self
 
 
 class StyleConfig(Config):

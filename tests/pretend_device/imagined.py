@@ -46,7 +46,7 @@ def more_parts(episodes: Path, start: Path) -> FitConfig:
     values |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
     network = {"slots": [["red"], ["blue"]], "width": 16, "probe_width": 8, "end_effector": "learned"}
     values |= {"inverse": _STAGE, "objects": _STAGE | {"network": network}}
-    return validate(FitConfig, values | {"posterior": _STAGE | {"members": 2, "rank": 2}})
+    return validate(FitConfig, values)
 
 
 def make_env(world_model: Path, device: str, num_envs: int = 4, **imagination: Any) -> WorldModelEnv:

@@ -49,7 +49,7 @@ def test_parts_added_to_it_learn_the_same_weights(fitted, tmp_path, monkeypatch)
     config = more_parts(collect(tmp_path / "episodes", objects=True), fitted["cpu"])
     made = [fit(config, ENV.env_spec(), tmp_path / device, seed=1, device=device) for device in DEVICES]
     here, there = (load_world_model(folder).state_dict() for folder in made)
-    assert here.keys() == there.keys() > {"inverse.mean", "objects.arm.gains", "dynamics.posterior.up"}
+    assert here.keys() == there.keys() > {"inverse.mean", "objects.arm.gains"}
     for name, value in here.items():
         assert (value.float() - there[name].float()).abs().max() < 1e-3, name
 

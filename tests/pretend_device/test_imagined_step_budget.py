@@ -16,7 +16,6 @@ from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
-from world_model.interfaces import PosteriorConfig
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 
@@ -81,15 +80,13 @@ class ThreeDimensions(ToyInitialFrames):
         return replace(obs, state=np.pad(obs.state, ((0, 0), (0, 1))))
 
 
-def test_members_and_penalties_wait_and_copy_no_more(device):
+def test_penalties_wait_and_copy_no_more(device):
     torch.manual_seed(0)
     config = validate(WorldModelConfig, SMALL)
     metadata = METADATA.model_copy(update={"inverse_errors": (-1.0, 1.0)})
     world_model = WorldModel(config, metadata, build_parts(config, metadata)).to(device).eval()
-    world_model.set_posterior(PosteriorConfig(members=3, rank=2))
     world_model.add_inverse()
-    options = {"precision": "fp32", "dual_noise": 0, "posterior": True, "ensemble": 3}
-    options |= {"action_penalty": 0.1}
+    options = {"precision": "fp32", "dual_noise": 0, "action_penalty": 0.1}
     env = WorldModelEnv(world_model, ToyInitialFrames(), validate(ImaginationConfig, options), NUM_ENVS)
     env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
     env.step(push(0.1, NUM_ENVS, CHUNK))

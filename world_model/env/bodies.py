@@ -25,9 +25,7 @@ def memory_arrays(memory: Memory) -> dict[str, np.ndarray]:
     return dict(_as_array(f"memory.{name}", tensor[0]) for name, tensor in memory.tensors().items())
 
 
-def saved_memory(
-    world_model: WorldModel, keyframe: Keyframe, instruction: str, seed: int | None, posterior: bool
-) -> Memory:
+def saved_memory(world_model: WorldModel, keyframe: Keyframe, instruction: str, seed: int | None) -> Memory:
     """What the keyframe remembers, with its own noise or that of a seed.
 
     Raises:
@@ -48,8 +46,6 @@ def saved_memory(
         raise ValueError(other)
     reference = Frames(tensors["reference.latents"], tensors["reference.states"])
     blank = world_model.begin(reference, [instruction], [seed or 0])
-    if posterior:
-        blank = world_model.with_members(blank, [0])  # The keyframe has its own, which is gone on with.
     if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
         raise ValueError(other)
     memory = blank.with_tensors(tensors)

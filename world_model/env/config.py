@@ -145,8 +145,8 @@ class WorldModelEnvConfig(EnvConfig):
         Raises:
             TrustError: trust is missing or fails, and `env.trust.ignore` is not set; or the measured horizon is 0, or
                 shorter than branches.
-            ConfigError: branches are longer than the horizon given, or the world model lacks what the reward, the
-                posterior or the penalty asks for.
+            ConfigError: branches are longer than the horizon given, or the world model lacks what the reward or
+                the penalty asks for.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
         folder = resolve_path(self.path)

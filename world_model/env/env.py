@@ -58,8 +58,7 @@ class WorldModelEnv:
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
     of a real environment is where the first frames' environment is set to. One of this environment holds what the world
     model remembers, its noise too, so that the same actions lead to the same future; with `fresh_noise`, that is for
-    the first episode that starts there, and others have noise of their own. All of them have the keyframe's member of
-    the posterior (`ImaginationConfig.posterior`).
+    the first episode that starts there, and others have noise of their own.
 
     Args:
         first_frames: of episodes; closed with the environment.
@@ -109,8 +108,6 @@ class WorldModelEnv:
         self._warned = False
         self._branch = branch_steps(world_model, config)
         check_reward(world_model, config)
-        if config.posterior:
-            world_model.check_posterior(config.ensemble)
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -152,8 +149,7 @@ class WorldModelEnv:
         first = self.world_model.encode(images[:, None], obs.state[:, None])
         positions = [self._repeats.next(spec) for spec in specs]
         seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
-        memory = self.world_model.begin(first, obs.instruction, seeds)
-        self._remember(ids, self._with_members(memory, specs, positions))
+        self._remember(ids, self.world_model.begin(first, obs.instruction, seeds))
         rows = list(ids)
         self._shown[rows], self._state[rows], self._imagined[rows] = images, obs.state, 0
         for i, spec, instruction in zip(ids, specs, obs.instruction, strict=True):
@@ -165,8 +161,7 @@ class WorldModelEnv:
         prefixes = [self._prefixes.of(spec) for spec in specs]
         positions = [self._repeats.next(spec) for spec in specs]
         seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
-        memory = remember(self.world_model, prefixes, seeds)
-        self._remember(ids, self._with_members(memory, specs, positions))
+        self._remember(ids, remember(self.world_model, prefixes, seeds))
         for i, spec, prefix in zip(ids, specs, prefixes, strict=True):
             assert spec.keyframe is not None, "only episodes with a keyframe begin here"
             self._shown[i], self._state[i] = prefix.images, prefix.state
@@ -178,7 +173,7 @@ class WorldModelEnv:
         arrays, position = keyframe.arrays, self._repeats.next(spec)
         instruction = spec.instruction or arrays["instruction"].tobytes().decode()
         seed = None if position == 0 else self._seed_of(spec, position)
-        self._remember([env_id], saved_memory(self.world_model, keyframe, instruction, seed, self.config.posterior))
+        self._remember([env_id], saved_memory(self.world_model, keyframe, instruction, seed))
         self._shown[env_id], self._state[env_id] = arrays["images"], arrays["state"]
         self._steps[env_id], self._imagined[env_id] = keyframe.step, int(arrays["imagined"])
         self._instruction[env_id] = instruction
@@ -196,17 +191,8 @@ class WorldModelEnv:
         """See `ImaginedEnv.deal`."""
         return self._repeats.deal(specs, size)
 
-    def _with_members(self, memory: Memory, specs: Sequence[EpisodeSpec], positions: Sequence[int]) -> Memory:
-        """Each episode in the member of the posterior that its group, or it alone, draws."""
-        if not self.config.posterior:
-            return memory
-        drawn = []
-        for spec, position in zip(specs, positions, strict=True):
-            drawn.append(self._seed_of(spec, position if spec.group is None else spec.group, "/member"))
-        return self.world_model.with_members(memory, drawn)
-
-    def _seed_of(self, spec: EpisodeSpec, position: int | None, what: str = "") -> int:
-        text = f"{self._seed}/{start_name(spec)}/{position}{what}".encode()
+    def _seed_of(self, spec: EpisodeSpec, position: int | None) -> int:
+        text = f"{self._seed}/{start_name(spec)}/{position}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     # --- stepping ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Frames
 
-FUTURES = 2  # Of a candidate, where a bonus asks how far they disagree and no posterior says how many there are.
+FUTURES = 2  # Of a candidate, where a bonus asks how far they disagree.
 
 
 class PlanConfig(PlanningConfig):
@@ -49,8 +49,8 @@ class PlanConfig(PlanningConfig):
     bonus: NonNegativeFloat = Field(
         default=0.0,
         description="Added to a candidate's score, a logit, for each time that its imagined futures disagree as much "
-        "as the candidates' do on average: by other noise, or by the members of a posterior where there is one. Real "
-        "episodes then go where the world model is unsure (COPlanner); for collecting, collect.plan. 0: none.",
+        "as the candidates' do on average. Real episodes then go where the world model is unsure (COPlanner); for "
+        "collecting, collect.plan. 0: none.",
     )
     choose: Literal["best", "random"] = Field(
         default="best", description="random: any of the candidates, the control; nothing is imagined."
@@ -222,11 +222,7 @@ class Planner:
 
     def _relative_disagreement(self, memory: Memory, actions: np.ndarray) -> np.ndarray:
         """float (rows,): how far futures of each candidate disagree, over the mean of its decision's candidates."""
-        world_model, posterior = self.world_model, self.world_model.config.posterior
-        count = FUTURES if posterior is None else posterior.members
-        config = ImaginationConfig(dual_noise=0, ensemble=count, posterior=posterior is not None)
-        if posterior is not None:
-            memory = world_model.with_members(memory, [0] * len(actions))
+        world_model, config = self.world_model, ImaginationConfig(dual_noise=0, ensemble=FUTURES)
         done = world_model.actions(actions, np.full(len(actions), actions.shape[1]))
         spread = imagine_chunk(world_model, memory, done, config).disagreement.float().cpu().numpy()
         of_decision = spread.reshape(-1, self.config.candidates)

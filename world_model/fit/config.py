@@ -18,7 +18,6 @@ from world_model.model.wan import WanConfig
 from world_model.stage_config import (
     FitStage,
     ObjectsStageConfig,
-    PosteriorStageConfig,
     StageConfig,
     StyleConfig,
 )
@@ -92,11 +91,6 @@ class FitConfig(WorldModelFitConfig):
         default_factory=ObjectsStageConfig,
         description="The objects part, which rolls poses with the actions and says whether an episode succeeds; it "
         "learns from those of `datasets` that were collected with collect.objects. 0 steps: as in start_from.",
-    )
-    posterior: PosteriorStageConfig = Field(
-        default_factory=PosteriorStageConfig,
-        description="Members of the dynamics, each a small adapter fitted on its own resample of the initial states of "
-        "`datasets`, for env.imagination.posterior. 0 steps: as in start_from, or none where the dynamics is fitted.",
     )
     inverse: StageConfig = Field(
         default_factory=lambda: StageConfig(steps=0, batch_size=32),

@@ -78,7 +78,6 @@ class FitData:
         stages = (
             config.autoencoder,
             config.dynamics,
-            config.posterior,
             config.objects,
             config.inverse,
         )

@@ -1,4 +1,4 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, posterior, value, objects, inverse dynamics,
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, value, objects, inverse dynamics,
 threshold; resumable stages.
 
 folder/
@@ -45,7 +45,6 @@ from world_model.fit.data import FitData, content_keys
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
-from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits, success_loss
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, continue_in, for_env
@@ -64,8 +63,8 @@ log = logging.getLogger(__name__)
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
-# Small networks that imagine in float32 as well, see `WorldModel.compute_in`, and adapters of a dynamics in float32.
-IN_FLOAT32 = ("posterior", "objects", "inverse")
+# Small networks that imagine in float32 as well, see `WorldModel.compute_in`.
+IN_FLOAT32 = ("objects", "inverse")
 
 
 def fit(
@@ -114,7 +113,6 @@ def fit(
             guard.watch("dynamics", ["dynamics"], run.dynamics)
         if config.success.steps:
             guard.watch("success", ["success", "clip"], run.success)
-    run.posterior()
     run.value()
     run.objects()
     run.inverse()
@@ -149,7 +147,6 @@ class _Fit:
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
             check_start(start, spec, config)
-            drop_stale(start, config)
         self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
         self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold)
         if fold is None:
@@ -186,8 +183,6 @@ class _Fit:
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_dynamics_options(**{name: value for name, value in sampling.items() if value is not None})
-        if config.posterior.steps:
-            check_members(self.model.dynamics)
 
     # --- data --------------------------------------------------------------------------------
 
@@ -270,14 +265,6 @@ class _Fit:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
             loss = success_loss(network, clips, imagined, self.config, self.seed, number, self.world_model.device)
             self._stage(name, network, loss, stage)
-
-    def posterior(self) -> None:
-        """Members of the dynamics, on the dynamics as it is kept."""
-        stage = self.config.posterior
-        if stage.steps:
-            network = add_posterior(self.world_model, stage, self.seed)
-            clips = self._clips(self.data.shown, self.config.cuts)
-            self._stage("posterior", network, posterior_loss(self.world_model, clips, stage, self.seed), stage)
 
     def value(self) -> None:
         """Tell at every real frame whether its episode will succeed; a first value starts as the success head."""

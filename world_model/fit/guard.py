@@ -91,8 +91,6 @@ class RefitGuard:
         if self._holds(part, before, self.score, some):
             return
         self.score, start = before, load_world_model(self.start_from)
-        if "dynamics" in networks:
-            start.set_posterior(None)  # Members are fitted after this.
         for name in networks:
             network: nn.Module = getattr(self.world_model, name)
             network.load_state_dict(getattr(start, name).state_dict())

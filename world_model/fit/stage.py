@@ -50,8 +50,8 @@ def resume_stage(trainer: Trainer, checkpoint: Path) -> None:
 def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
-    stages |= {"success": config.success, "clip": config.success, "posterior": config.posterior}
-    stages |= {"value": config.value, "objects": config.objects, "inverse": config.inverse}
+    stages |= {"success": config.success, "clip": config.success, "value": config.value}
+    stages |= {"objects": config.objects, "inverse": config.inverse}
     updates = 0
     for name, stage in stages.items():
         if stage.steps and not finished_weights(folder, name).is_file():

@@ -36,8 +36,8 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
     """
     wanted = config.model and for_env(config.model, spec)
     if wanted is not None:
-        own = {"objects": start.config.objects, "posterior": start.config.posterior}
-        wanted = wanted.model_copy(update=own | {"autoencoder": without_path(wanted.autoencoder)})
+        own = {"objects": start.config.objects, "autoencoder": without_path(wanted.autoencoder)}
+        wanted = wanted.model_copy(update=own)
     if wanted is not None and _without_projections(wanted) != _without_projections(start.config):
         raise ConfigError(
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "

@@ -9,7 +9,6 @@ import torch
 from world_model.config import ImaginationConfig
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
-from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
 
 
@@ -56,21 +55,19 @@ def imagine_chunk(
         states: float32 (B, F, S), normalized, in place of the imagined ones where not NaN; None: all are imagined. The
             pictures of a chunk's second frame and later ones follow from imagined states all the same.
 
-    Ensemble: `ensemble` - 1 more futures are imagined with other noise; where a member of the posterior imagines the
-    episode, with the same noise by the members after it. Disagreement is the standard deviation over
-    the futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
+    Ensemble: `ensemble` - 1 more futures are imagined with other noise. Disagreement is the standard deviation over the
+    futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
     `max_disagreement` has no success.
 
     Dual noise (RAW-Dream): where a success is predicted, the chunk is imagined again from the same memory, `dual_noise`
     times. It stands if each of these has a success in the chunk as well. Else there was none, and the episode goes on
     in the first future in which it failed, so that no later frame inherits a success that was luck.
     """
-    noise = memory.noise.rows
     frames = _told(world_model.dynamics.imagine(memory.context, actions, memory.noise), states)
     success_score, clip_score = world_model.scores(memory, frames)
     counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
     success = _predicted(world_model, success_score, clip_score, counted, config)
-    disagreement = _disagreement(world_model, memory, actions, frames, noise, counted, config)
+    disagreement = _disagreement(world_model, memory, actions, frames, counted, config)
     limit = config.max_disagreement  # Futures that are not finite are above any.
     untrusted = torch.zeros_like(disagreement, dtype=torch.bool) if limit is None else ~(disagreement <= limit)
     success = success & ~untrusted[:, None]
@@ -134,27 +131,14 @@ def _disagreement(
     memory: Memory,
     actions: Actions,
     frames: Frames,
-    noise: torch.Tensor,
     judged: torch.Tensor,
     config: ImaginationConfig,
 ) -> torch.Tensor:
-    """Spread of the frames and of other futures, float32 (B,). `noise`: rows that the frames were imagined from."""
+    """Spread of the frames and of other futures, float32 (B,)."""
     count = config.ensemble - 1
     if not count:
         return torch.zeros(memory.size, device=judged.device)
-    if config.posterior:
-        others = _of_other_members(world_model, memory, actions, noise, count)
-    else:
-        others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
+    others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
     futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
     spread = futures.std(1).flatten(2).mean(2)
     return (spread * judged).sum(1) / judged.sum(1).clamp_min(1)
-
-
-def _of_other_members(
-    world_model: WorldModel, memory: Memory, actions: Actions, noise: torch.Tensor, count: int
-) -> Frames:
-    """The chunk as the `count` members after each episode's own imagine it, row by row."""
-    rows = torch.arange(memory.size, device=noise.device).repeat_interleave(count)
-    context = world_model.dynamics.next_members(memory.context.select(rows), count)
-    return world_model.dynamics.imagine(context, actions.select(rows), NoiseStream.from_rows(noise[rows]))

@@ -12,8 +12,7 @@ it. So imagining frame by frame over cached keys and values computes what traini
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
@@ -22,11 +21,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_rl.types import EnvSpec
-from world_model.interfaces import Dynamics, DynamicsConfig, PosteriorConfig
+from world_model.interfaces import Dynamics, DynamicsConfig
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
-from world_model.model.parts import Posterior
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.model.video_context import VideoContext, written
 from world_model.noise import NoiseStream
@@ -45,7 +43,6 @@ class TransformerConfig(DynamicsConfig):
     """The factorized causal video transformer (see the module's text)."""
 
     learns_from_own_frames: ClassVar[bool] = True
-    can_have_members: ClassVar[bool] = True
 
     kind: str = Field(default="transformer", description="The dynamics: this transformer.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
@@ -127,42 +124,18 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         for layer in (self.modulation, self.head_patch, self.head_state):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
-        self.posterior: Posterior | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the parameters, in which it computes; latents and states go in and come out as float32."""
         return self.place.dtype
 
-    def set_posterior(self, config: PosteriorConfig | None) -> None:
-        """See `Dynamics.set_posterior`."""
-        self.posterior = None
-        if config is not None:
-            width, depth = self.place.shape[1], len(self.blocks)
-            self.posterior = Posterior(config.members, config.rank, width, depth, NUM_MODULATIONS)
-
-    def with_members(self, context: VideoContext, member: torch.Tensor) -> VideoContext:
-        """See `Dynamics.with_members`."""
-        return replace(context, member=member)
-
-    def next_members(self, context: VideoContext, count: int) -> VideoContext:
-        """See `Dynamics.next_members`."""
-        assert self.posterior is not None and context.member is not None, "a member has imagined so far"
-        later = 1 + torch.arange(count, device=context.member.device).repeat(len(context.member) // count)
-        return replace(context, member=(context.member + later) % self.posterior.members)
-
     # --- training ---------------------------------------------------------------------------
 
     def loss(
-        self,
-        clip: Clip,
-        generator: torch.Generator,
-        seen: Frames | None = None,
-        member: torch.Tensor | None = None,
+        self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Rectified-flow loss of every frame that follows a frame of the clip; `seen`: these in the clip's place.
-
-        `member`, int64 (B,): which of the posterior predicts each clip; None: the dynamics itself.
 
         The network predicts the clean frame; its squared error at noise level t is weighed by 1 / t (t at least 0.1).
         The error of the velocity would be weighed by 1 / t^2, and levels are often drawn around the middle: then most
@@ -177,7 +150,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         target = clean.at(slice(1, None))
         noisy = noised(target, levels, generator)
         before = context.frames.at(slice(0, -1))
-        predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid, member)
+        predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid)
         weight = counted / levels.clamp_min(MIN_LEVEL)
         weight = weight / counted.sum().clamp_min(1)
         latent_error, state_error = _errors(predicted, target)
@@ -210,7 +183,6 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         actions: Actions,
         number: torch.Tensor,
         valid: torch.Tensor,
-        member: torch.Tensor | None = None,
     ) -> Frames:
         """Predictions for frames 1 .. T-1, each from the context stream before it."""
         length = number.shape[1]
@@ -218,9 +190,8 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         remembered = self._tokens(context, None, condition, number)
         wanted = self._tokens(noisy, before, condition.at(slice(1, None)), number[:, 1:])
         tokens = torch.cat([remembered, wanted], 1)
-        predicting = self._modulation(noisy.levels, condition.at(slice(1, None)), member)
-        remembering = self._modulation(context.levels, condition).expand(-1, -1, predicting.shape[2], -1, -1)
-        modulations = self._each_block(torch.cat([remembering, predicting], 1))
+        predicting = self._modulation(noisy.levels, condition.at(slice(1, None)))
+        modulation = torch.cat([self._modulation(context.levels, condition), predicting], 1)
         order = torch.cat([number, number[:, 1:]], 1)
         in_context = torch.arange(2 * length - 1, device=number.device) < length
         age = order[:, :, None] - order[:, None, :]
@@ -228,7 +199,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         seen = in_context[None, None, :] & (age > 0) & ((age <= self.config.memory) | kept)
         seen = seen | torch.eye(2 * length - 1, dtype=torch.bool, device=number.device)
         seen = seen & (torch.cat([valid, valid[:, 1:]], 1)[:, None, :] | (age == 0))
-        for block, modulation in zip(self.blocks, modulations, strict=True):
+        for block in self.blocks:
             tokens = block(tokens, modulation, order, seen)
         return self._predict(tokens[:, length:], before, actions.at(slice(1, None)))
 
@@ -292,7 +263,6 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             filled,
             context.num_frames + 1,
             noisy.frames,
-            context.member,
         )
 
     @torch.no_grad()
@@ -318,7 +288,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         def predict(noisy: Frames, level: float) -> Frames:
             levels = torch.full_like(before.states[..., 0], level)
             tokens = self._tokens(Noisy(noisy, levels), before, condition, number)
-            tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition, context.member), number)
+            tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
             return self._predict(tokens, before, actions)
 
         return sample(predict, start, levels, self.config.temperature)
@@ -330,10 +300,9 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         keys, values, filled = [], [], context.filled
         if not self.config.reference:  # It is in the first slot.
             filled = torch.cat([filled[:, :1] & (number <= self.config.memory), filled[:, 1:]], 1)
-        modulations = self._each_block(modulation)
         for i, block in enumerate(cast(Iterable[TransformerBlock], self.blocks)):
             past = (context.keys[:, i], context.values[:, i], filled)
-            tokens, key, value = block.step(tokens, modulations[i], number, past)
+            tokens, key, value = block.step(tokens, modulation, number, past)
             keys.append(key)
             values.append(value)
         return tokens, torch.stack(keys, 1), torch.stack(values, 1)
@@ -364,22 +333,10 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         states = before.states + self.action_maps.moved(actions, before.states)
         return Frames(before.latents + latents, states + self.head_state(tokens[:, :, -1]).float())
 
-    def _modulation(
-        self, levels: torch.Tensor, condition: Condition, member: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """From each frame's noise level and actions: (B, T, 1, 9, width), the blocks' in common; a member's, of each
-        block, (B, T, depth, 9, width)."""
+    def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
+        """From each frame's noise level and actions: (B, T, 9, width), the blocks' in common."""
         features = F.silu(self.embed_level(level_features(levels).to(self.dtype)) + condition.frame)
-        shared = self.modulation(features).unflatten(-1, (1, NUM_MODULATIONS, -1))
-        if member is None:
-            return shared
-        assert self.posterior is not None, "a member is of a posterior"
-        return shared + self.posterior(features, member)
-
-    def _each_block(self, modulation: torch.Tensor) -> Sequence[torch.Tensor]:
-        """(B, T, 9, width) for each block, of what `_modulation` gives."""
-        found = modulation.unbind(2)
-        return found if len(found) > 1 else found * len(self.blocks)
+        return self.modulation(features).unflatten(-1, (NUM_MODULATIONS, -1))
 
     def _patches(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, T, V, C, h, w) -> (B, T, V * rows * columns, C * patch^2)."""

@@ -16,16 +16,6 @@ NO_OBJECTS = (
     "world-model fit ... world_model.start_from=FOLDER world_model.objects.steps=1600, with steps=0 in the other "
     "stages to keep them as they are; or set env.imagination.reward=probability."
 )
-NO_POSTERIOR = (
-    "env.imagination.posterior: got true, but the world model has no members to draw from. Fit some on the policy's "
-    "own episodes, from this world model on: vla-rl world-model fit ... world_model.start_from=FOLDER "
-    "world_model.posterior.steps=200, with steps=0 in the other stages to keep them as they are; or set "
-    "env.imagination.posterior=false."
-)
-FEW_MEMBERS = (
-    "env.imagination.ensemble: got {} with posterior=true, where each future is another member's, but the world model "
-    "has {} members; give as many at most"
-)
 NO_INVERSE = (
     "env.imagination.action_penalty: got above 0, but the world model has no inverse dynamics, which reads actions off "
     "frames. Fit one, from this world model on: vla-rl world-model fit ... world_model.start_from=FOLDER "

@@ -19,7 +19,6 @@ class VideoContext:
         filled: bool (B, W).
         num_frames: int64 (B,), frames seen; the number of the next one.
         latest: B x 1 frames, the last one remembered, as it was remembered (with its noise).
-        member: int64 (B,), which of the posterior imagines what follows; None: the dynamics itself.
     """
 
     keys: torch.Tensor
@@ -27,7 +26,6 @@ class VideoContext:
     filled: torch.Tensor
     num_frames: torch.Tensor
     latest: Frames
-    member: torch.Tensor | None = None
 
     def select(self, rows: torch.Tensor) -> VideoContext:
         """Of the episodes at `rows`, int64, in that order."""
@@ -37,7 +35,6 @@ class VideoContext:
             self.filled[rows],
             self.num_frames[rows],
             self.latest.select(rows),
-            None if self.member is None else self.member[rows],
         )
 
     def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
@@ -56,13 +53,11 @@ class VideoContext:
             Frames(
                 replaced(self.latest.latents, other.latest.latents), replaced(self.latest.states, other.latest.states)
             ),
-            None if self.member is None or other.member is None else replaced(self.member, other.member),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """For a keyframe."""
-        member = {} if self.member is None else {"member": self.member}
-        return member | {
+        return {
             "keys": self.keys,
             "values": self.values,
             "filled": self.filled,
@@ -75,8 +70,7 @@ class VideoContext:
     def from_tensors(tensors: dict[str, torch.Tensor]) -> VideoContext:
         """What `tensors` gave."""
         latest = Frames(tensors["latents"], tensors["states"])
-        keys, values, member = tensors["keys"], tensors["values"], tensors.get("member")
-        return VideoContext(keys, values, tensors["filled"], tensors["num_frames"], latest, member)
+        return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
 
 
 def written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:

@@ -22,12 +22,12 @@ from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from vla_rl.config import ConfigError
 from world_model.config import ObjectsConfig, WorldModelConfig
-from world_model.interfaces import Autoencoder, Dynamics, PosteriorConfig, SuccessHead
+from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.model.autoencoder import without_path
 from world_model.model.inverse import InverseDynamics
 from world_model.model.memory import Memory
-from world_model.model.missing_parts import FEW_MEMBERS, NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
+from world_model.model.missing_parts import NO_INVERSE, NO_OBJECTS, NO_PROBABILITY, NO_VALUE
 from world_model.model.objects import ObjectModel
 from world_model.model.parts import BuildParts, Parts, build_parts
 from world_model.model.success import ValueHead, timed
@@ -357,37 +357,6 @@ class WorldModel(nn.Module):
             self.objects = ObjectModel(config, self.autoencoder.latent_shape, *sizes).to(self.device).eval()
         self.config = self.config.model_copy(update={"objects": config})
 
-    def set_posterior(self, config: PosteriorConfig | None) -> None:
-        """Give its dynamics fresh members or none; see `Dynamics.set_posterior`."""
-        self.dynamics.set_posterior(config)
-        self.to(self.device).eval()
-        self.config = self.config.model_copy(update={"posterior": config})
-
-    def check_posterior(self, futures: int = 1) -> PosteriorConfig:
-        """Return how many members there are, and of which size.
-
-        Raises:
-            ConfigError: there are none, or fewer than `futures` of an ensemble, each of which is another member's.
-        """
-        if self.config.posterior is None:
-            raise ConfigError(NO_POSTERIOR)
-        if futures > self.config.posterior.members:
-            raise ConfigError(FEW_MEMBERS.format(futures, self.config.posterior.members))
-        return self.config.posterior
-
-    def with_members(self, memory: Memory, drawn: Sequence[int]) -> Memory:
-        """The same episodes, each imagined from here on by the member of the posterior that a number of it chooses.
-
-        Args:
-            drawn: (B,), of any size; their remainders are the members' numbers.
-
-        Raises:
-            ConfigError: there are none.
-        """
-        count = self.check_posterior().members
-        member = torch.tensor([number % count for number in drawn], dtype=torch.int64, device=self.device)
-        return replace(memory, context=self.dynamics.with_members(memory.context, member))
-
     def compute_in(self, precision: Precision) -> WorldModel:
         """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents, states,
         the objects part, whose poses are millimeters, and the inverse dynamics stay what they are. Returns itself."""
@@ -436,8 +405,6 @@ def load_world_model(
             world_model.add_value_head()
         if config.objects is not None:
             world_model.set_objects(config.objects)
-        if config.posterior is not None:
-            world_model.set_posterior(config.posterior)
         if (folder / "inverse.safetensors").is_file():
             world_model.add_inverse()
     for part in fields(Parts):

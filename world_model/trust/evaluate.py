@@ -87,7 +87,7 @@ def measure_trust(
             acting=None if acting is None else _outcomes(*acting),
         ),
         config,
-        _provenance(world_model, held_out, datasets, chunk_frames, imagination.futures),
+        _provenance(world_model, held_out, datasets, chunk_frames),
         show,
     )
     target = Path(folder or source)
@@ -96,7 +96,7 @@ def measure_trust(
 
 
 def _provenance(
-    world_model: Path, held_out: Sequence[Path], datasets: Sequence[EpisodeDataset], chunk_frames: int, futures: str
+    world_model: Path, held_out: Sequence[Path], datasets: Sequence[EpisodeDataset], chunk_frames: int
 ) -> Provenance:
     return Provenance(
         model=str(world_model),
@@ -104,7 +104,6 @@ def _provenance(
         datasets=tuple(str(path) for path in held_out),
         dataset_keys=tuple(dataset.cache.name for dataset in datasets),
         chunk_frames=chunk_frames,
-        futures=futures,
         command=shlex.join(["vla-rl", *sys.argv[1:]]),
     )
 

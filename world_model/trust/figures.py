@@ -135,7 +135,7 @@ FIGURES: dict[str, FigureInfo] = {
         "Disagreement of futures",
         "number",
         "How far the futures of env.imagination.ensemble spread (standard deviation of the latents, whose variance is "
-        "about 1), by their noise or, with a posterior, by its members.",
+        "about 1).",
     ),
     "disagreement_auc": FigureInfo(
         OUTCOMES,

@@ -33,7 +33,6 @@ class Provenance(Config):
         model: the world model's folder. model_key: its `metadata.content_key`; "" where unknown.
         datasets: of the held-out episodes. dataset_keys: their content keys.
         chunk_frames: frames of the policy's chunk, over which successes were verified.
-        futures: what futures of the ensemble differed by, "noise" or "members"; "" where there was one alone.
         command: that made the report.
     """
 
@@ -42,7 +41,6 @@ class Provenance(Config):
     datasets: tuple[str, ...] = ()
     dataset_keys: tuple[str, ...] = ()
     chunk_frames: int = 1
-    futures: str = ""
     command: str = ""
 
 

@@ -24,14 +24,9 @@ class OpenLoop:
         config: how the environment imagines: what counts as a success, verification, disagreement, horizon.
         chunk_frames: frames of the policy's chunk, ceil(H / G): success is verified, and futures compared, chunk by
             chunk.
-
-    Raises:
-        ConfigError: the config asks for members of a posterior that the world model has not.
     """
 
     def __init__(self, world_model: WorldModel, config: ImaginationConfig, chunk_frames: int = 1) -> None:
-        if config.posterior:
-            world_model.check_posterior(config.ensemble)
         config = config.model_copy(update={"action_penalty": 0.0})  # Nobody is paid here.
         self.world_model, self.config, self.chunk_frames = world_model, config, chunk_frames
         self.frame_steps = world_model.frame_steps
@@ -45,10 +40,8 @@ class OpenLoop:
         return self.world_model.decode(_to(frames, self.world_model.device))
 
     def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Memory:
-        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on.
-        With a posterior each episode draws a member of its own."""
-        memory = self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
-        return self.world_model.with_members(memory, seeds) if self.config.posterior else memory
+        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on."""
+        return self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
 
     def imagine(self, context: Memory, actions: Actions) -> tuple[Frames, Scores]:
         """The F frames that follow, and what the environment would say of them.
@@ -88,7 +81,7 @@ class OpenLoop:
             spread = chunk.disagreement.nan_to_num(nan=math.inf)
             disagreement.append(torch.where(judged, spread[:, None], math.nan))
         together = Frames.joined(frames, 1)
-        return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.futures else None)
+        return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.ensemble > 1 else None)
 
     @torch.no_grad()
     def imagine_ahead(

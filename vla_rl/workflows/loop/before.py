@@ -14,10 +14,8 @@ from vla_rl.workflows.recipe_parts import imagining, world_model_section
 from world_model.config import WorldModelConfig
 from world_model.env.config import WorldModelEnvConfig
 from world_model.fit.config import FitConfig
-from world_model.fit.posterior import check_members
 from world_model.imagination.reward import check_depth
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
-from world_model.model.missing_parts import FEW_MEMBERS
 
 
 def check_loop(recipe: LoopRecipe) -> None:
@@ -77,19 +75,6 @@ def _lacking_parts(
             f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
             "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
         )
-    if imagination.posterior and not section.posterior.steps and (config.posterior is None or section.dynamics.steps):
-        lacking.append(
-            "env.imagination.posterior: got true, but no members would be there to draw from: "
-            "world_model.posterior.steps is 0; set it above 0, or env.imagination.posterior=false"
-        )
-    if section.posterior.steps:
-        try:
-            check_members(config.dynamics)
-        except ConfigError as error:
-            lacking.append(str(error))
-    members = section.posterior if section.posterior.steps else config.posterior
-    if imagination.posterior and members is not None and imagination.ensemble > members.members:
-        lacking.append(FEW_MEMBERS.format(imagination.ensemble, members.members))
     if isinstance(imagination.branch_frames, int):
         try:
             check_depth(imagination.branch_frames, config.frame_steps, imagination)

@@ -155,8 +155,6 @@ def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     try:
         check_reward(fitted, imagination)
         branch_steps(fitted, imagination)
-        if imagination.posterior:
-            fitted.check_posterior(imagination.ensemble)
         if recipe.sampling.keyframe_share and "uncertain" in world_model_section(recipe).keyframes.kinds:
             fitted.check_value()
     except ConfigError as error:

@@ -9,7 +9,6 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.loop.before import check_loop
 
 UNCERTAIN = ("sampling.keyframe_share=0.3", "world_model.keyframes.kinds=[uncertain]")
-MEMBERS = ("env.imagination.posterior=true", "world_model.posterior={steps: 2, members: 3}")
 
 
 @pytest.mark.parametrize(
@@ -29,8 +28,6 @@ MEMBERS = ("env.imagination.posterior=true", "world_model.posterior={steps: 2, m
             r"branch_frames: got 2, 2 frames of 8 control steps, but imagined episodes end after 12",
         ),
         (["env.imagination.action_penalty=0.1"], r"action_penalty: got 0\.1, but pretrained:tabletop has no inverse"),
-        (["env.imagination.posterior=true"], r"imagination\.posterior: got true, but no members would be there"),
-        ([*MEMBERS, "env.imagination.ensemble=4"], r"imagination\.ensemble: got 4 .*posterior=true.* has 3 members"),
         ([*UNCERTAIN], r"keyframes\.kinds: got 'uncertain', but pretrained:tabletop has no value"),
         (["world_model.cuts=4", "loop.every_frame=false"], r"world_model\.cuts: got 4 with loop\.every_frame=false"),
         (["loop.episodes=20"], r"loop\.episodes: got 20, of which .*=0\.5 leaves 50 episodes .* 52 of them must fail"),
@@ -49,7 +46,6 @@ def test_what_a_loop_would_refuse_after_its_real_episodes_is_refused_before(opti
         ["env.imagination.reward=objects", "world_model.objects.steps=2"],
         ["env.imagination.branch_frames=2", "world_model.value.steps=2"],
         ["env.imagination.action_penalty=0.1", "world_model.inverse.steps=2"],
-        [*MEMBERS, "env.imagination.ensemble=3"],
         [*UNCERTAIN, "world_model.value.steps=2"],
         ["world_model.cuts=4"],
         ["loop.episodes=20", "world_model.cross_fit=2"],
