@@ -156,7 +156,13 @@ def test_the_page_says_it_all_and_fetches_nothing(measured: Measured, tmp_path: 
     assert page.count("data:video/mp4") == len(report.clips) >= 2
     assert {(c.real, c.imagined) for c in report.clips} >= {(True, True), (False, True)}
     assert page.count("data:image/svg+xml") == 8
-    for text in ("False successes", "RL learns to exploit these", "dark", "LPIPS: no weights given", "runs/block"):
+    for text in (
+        "False successes",
+        "RL learns to exploit these",
+        "dark",
+        "LPIPS: no alexnet-owt-7be5be79.pth",
+        "runs/block",
+    ):
         assert text in page
     assert "&lt;b&gt;ase" in page, "names are escaped"
 
