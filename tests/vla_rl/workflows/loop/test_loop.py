@@ -163,7 +163,7 @@ def test_what_rl_or_a_fit_alone_may_be_told_is_refused(recipe, tmp_path):
 def test_a_loop_with_styles_records_what_guides_them(recipe, tmp_path):
     """Which the dummy environment cannot: the loop stops before any episode."""
     styled = read_recipe(apply_overrides(recipe.model_dump(mode="json"), ["world_model.style.share=0.5"]))
-    with pytest.raises(ConfigError, match=r"collect\.structure: dummy draws no segmentation"):
+    with pytest.raises(ConfigError, match=r"collect\.structure: .*DummyConfig draws no segmentation"):
         loop.loop(styled, tmp_path, PROGRAM, lambda _: None)
 
 

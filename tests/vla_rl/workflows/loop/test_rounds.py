@@ -53,8 +53,8 @@ def checked(done: Round, reference: int, rolled_back: bool) -> None:
 def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
     rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
     first, second, third = rounds
-    assert learned_from(rounds, 0, 0.5) == ([first.rollouts], [1.0])
-    datasets, weights = learned_from(rounds, 2, 0.5)
+    assert learned_from(rounds, 0) == ([first.rollouts], [1.0])
+    datasets, weights = learned_from(rounds, 2)
     judged = [first.held_out, first.rollouts, second.held_out, second.rollouts]
     assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
     assert weights == [0.25 / 4, 0.75 / 4, 0.5 / 4, 1.5 / 4, 1.0], "a round's weight, dealt by episodes"
@@ -63,7 +63,7 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
     collected(first.folder, **dict.fromkeys(checks, 10))
     assert first.newest_episodes == first.folder / "train/gate_episodes/iteration_00020/checked"
     assert first.calibrating == [first.held_out, *(first.folder / checks[number] for number in (0, 1, 3))]
-    datasets, weights = learned_from(rounds, 2, 0.5)
+    datasets, weights = learned_from(rounds, 2)
     assert datasets[:6] == [first.held_out, *(first.folder / one for one in checks), first.rollouts]
     assert weights == [0.25 * part / 8 for part in (1, 1, 1, 1, 1, 3)] + [0.5 / 4, 1.5 / 4, 1.0], "the gate's teach too"
 
@@ -109,10 +109,10 @@ def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_f
     first, second, third = rounds
     assert calibrates(rounds, 0) == []
     assert calibrates(rounds, 1) == ([first.held_out] if kept_is_known else [])
-    assert (first.held_out in learned_from(rounds, 1, 0.5)[0]) != kept_is_known
-    assert sum(learned_from(rounds, 1, 0.5)[1]) == 1.5, "the rest of the round counts as much as all of it"
+    assert (first.held_out in learned_from(rounds, 1)[0]) != kept_is_known
+    assert sum(learned_from(rounds, 1)[1]) == 1.5, "the rest of the round counts as much as all of it"
     later = [first.held_out, first.rollouts, second.held_out, second.rollouts, third.rollouts]
-    assert learned_from(rounds, 2, 0.5)[0] == later, "learned from once they choose nothing more"
+    assert learned_from(rounds, 2)[0] == later, "learned from once they choose nothing more"
 
 
 @pytest.fixture(scope="module")
