@@ -141,7 +141,9 @@ def test_structure_that_does_not_fit_is_refused(copied, damage, message):
 
 def test_environments_that_draw_none_are_refused(tmp_path):
     values = {"dataset": str(tmp_path / "data"), "episodes_per_task": 1, "structure": True}
-    with pytest.raises(ConfigError, match=r"collect\.structure: dummy draws no segmentation; tabletop, libero"):
+    with pytest.raises(
+        ConfigError, match=r"collect\.structure: sim\.dummy:DummyConfig draws no segmentation; tabletop, libero"
+    ):
         collect_dataset(DummyConfig(), CollectConfig.model_validate(values))
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"without collect\.keyframes, collect\.structure and collect\.objects"):

@@ -63,7 +63,7 @@ def front(card: str) -> dict:
 
 def test_a_policys_card_has_its_figures_and_its_recipe(run: Path) -> None:
     card = push(run, "lab/tiny", license_name="mit", card_only=True)
-    assert front(card)["license"] == "mit" and {"grpo", "dummy", "vla-rl"} <= set(front(card)["tags"])
+    assert front(card)["license"] == "mit" and {"grpo", "vla-rl"} <= set(front(card)["tags"])
     evaluations = [Evaluation.load(RunFolder(run).evaluation(name)) for name in ("base", "final")]
     result = compare(*evaluations).result("sampled")
     low, high = result.bootstrap
