@@ -230,8 +230,8 @@ ensure_ros2() {
         fi
         touch "$inside/.installed"
     fi
-    if [ "$inside/.messages" -nt "$inside/.installed" ] &&
-        [ "$inside/.messages" -nt real_robot/transports/ros/definitions.py ]; then
+    if [ -e "$inside/.messages" ] && [ ! "$inside/.installed" -nt "$inside/.messages" ] &&
+        [ ! real_robot/transports/ros/definitions.py -nt "$inside/.messages" ]; then
         return 0
     fi
     if "$inside/bin/python" -m real_robot.transports.ros.ros2_messages >/dev/null; then

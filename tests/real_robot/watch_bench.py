@@ -85,7 +85,7 @@ def walks(num: int, seed: int) -> EmbeddedEpisodes:
 
 def fitted(folder: Path) -> Path:
     """The folder of the detector."""
-    config = FailureConfig(alpha=0.02, detectors=("float_ot",), band="constant")
+    config = FailureConfig(alpha=0.02, detectors=("float_ot",), band="centered")
     return fit(config, walks(20, 1), walks(80, 2), folder, policy_name="walker")[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from watch_bench import CHUNK, HASH, PATIENCE, Walker, WatchBench, served, watch
 from watch_bench import fitted as fit_detector
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.failure import float_ot
 from real_robot.failure.detector import DetectorError, FailureDetector, Score
 from real_robot.failure.watch import FailureWatch, load_detector
 from real_robot.operator.intervention import Intervention
@@ -22,9 +24,12 @@ from real_robot.types import RobotObservation
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Scores by the three nearest of the 20 demonstrations."""
     pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
-    return fit_detector(tmp_path_factory.mktemp("detector"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(float_ot, "NUM_CANDIDATES", 3)
+        yield fit_detector(tmp_path_factory.mktemp("detector"))
 
 
 class Blocked:
