@@ -11,6 +11,7 @@ from real_robot.contract.safety import SafetyConfig
 from real_robot.types import RobotObservation
 
 MOTION_WINDOW = 0.8  # seconds of motion that are compared with what was sent
+ENOUGH = 0.03  # meters of motion from which lag and gain are fitted
 UNKNOWN_GAIN, UNKNOWN_DELAY = 2.5, 0.1  # of a robot that has not moved for a second yet; seconds
 
 
@@ -119,7 +120,7 @@ class VelocityFollowing:
 
     def _identify(self, path: np.ndarray) -> None:
         """Fit lag and gain to the motion so far, once it is enough and they explain it."""
-        if len(self._seen) < self._second or np.linalg.norm(np.ptp(path, axis=0)) < 3 * self._margin:
+        if len(self._seen) < self._second or np.linalg.norm(np.ptp(path, axis=0)) < ENOUGH:
             return
         numbers, places = np.array([number for number, _ in self._seen]), np.array([place for _, place in self._seen])
         moved, fits = places - places[0], []

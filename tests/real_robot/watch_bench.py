@@ -66,7 +66,7 @@ def walks(num: int, seed: int) -> EmbeddedEpisodes:
     """Episodes that go forward, each a little beside the line; all succeed."""
     rng = np.random.default_rng(seed)
     counts = np.full(num, 12, np.int64)
-    x = np.arange(12) * CHUNK * SPEED / RATE
+    x = np.maximum(0, np.arange(12) * CHUNK - 1) * SPEED / RATE  # The robot moves a tick after it is told to.
     path = np.stack([np.broadcast_to(x, (num, 12)), np.zeros((num, 12))], axis=-1)
     path = path + rng.normal(0, 0.004, (num, 12, 2))
     return EmbeddedEpisodes(
@@ -85,8 +85,8 @@ def walks(num: int, seed: int) -> EmbeddedEpisodes:
 
 def fitted(folder: Path) -> Path:
     """The folder of the detector."""
-    config = FailureConfig(alpha=0.02, detectors=("float_ot",), band="centered")
-    return fit(config, walks(20, 1), walks(80, 2), folder, policy_name="walker")[0]
+    config = FailureConfig(alpha=0.01, detectors=("float_ot",), band="centered")
+    return fit(config, walks(20, 1), walks(300, 2), folder, policy_name="walker")[0]
 
 
 @contextmanager

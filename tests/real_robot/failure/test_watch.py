@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from watch_bench import CHUNK, HASH, PATIENCE, Walker, WatchBench, served, watch
 from watch_bench import fitted as fit_detector
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.failure import float_ot
 from real_robot.failure.detector import DetectorError, FailureDetector, Score
 from real_robot.failure.watch import FailureWatch, load_detector
 from real_robot.operator.intervention import Intervention
@@ -24,12 +22,9 @@ from real_robot.types import RobotObservation
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Scores by the three nearest of the 20 demonstrations."""
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ot", reason="POT is not installed: pip install '.[robot]'")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(float_ot, "NUM_CANDIDATES", 3)
-        yield fit_detector(tmp_path_factory.mktemp("detector"))
+    return fit_detector(tmp_path_factory.mktemp("detector"))
 
 
 class Blocked:
@@ -56,7 +51,7 @@ def test_a_good_episode_is_scored_once_a_chunk_and_left_alone(fitted: Path) -> N
         bench.walk(7 * CHUNK + 2)
         scores = bench.scores()
         assert len(scores) == policy.num_embedded == 8
-        assert all(0 <= value <= limit for value, limit in scores)
+        assert all(0 <= value <= limit for value, limit in scores), scores
         assert bench.intervention.state == "autonomous" and not bench.told
         assert bench.watch.score == scores[-1]
         assert bench.console_state.facts()["detector"] == "float_ot"
