@@ -132,7 +132,7 @@ class _Run(ReplayLearning):
             episodes = collect(
                 policy,
                 env,
-                [spec_of(list(env.spec.tasks), self.config.start_index, n) for n in numbers],
+                [spec_of(list(env.spec.tasks), self.rounds.start_index, n) for n in numbers],
                 seed=[derived_seed(self.recipe.seed, COLLECT, n) for n in numbers],
                 on_episode=on_episode,
             )
