@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(97_628, 82_000),
+    "lines": Limit(97_623, 82_000),
     "files": Limit(569, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -59,8 +59,8 @@ LIMITS = {
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
-    "lines to the loss": Limit(1_556, 1_100),
-    "files to the loss": Limit(22, 18),
+    "lines to the loss": Limit(1_539, 1_100),
+    "files to the loss": Limit(21, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(86, 75),
     "slow tests": Limit(None, None),

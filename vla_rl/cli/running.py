@@ -21,7 +21,8 @@ from vla_rl.workflows import training_by
 from vla_rl.workflows.jobs import Cluster
 
 app = typer.Typer()
-KINDS = ("offline", "online", "hil", "rac")  # Of recipes, beside those that `train` does RL by.
+# Kinds of run by which `train` learns otherwise than by rounds of RL.
+OTHERWISE = ("offline", "online", "hil", "rac")
 
 
 @app.command()
@@ -33,10 +34,10 @@ def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output 
     scripted person's corrections, and cloning.
     """
     loaded = load_run(recipe, overrides, output, resume, ANY)
-    if loaded.run in KINDS:
+    if loaded.run in OTHERWISE:
         check_command(loaded.run)
         start(training_by(loaded.run), loaded, output, resume)
-    else:
+    else:  # A loop's recipe has RL too.
         from vla_rl.training.train import RUN
 
         start(RUN, loaded, output, resume)

@@ -292,20 +292,20 @@ class TrainRecipe(Recipe):
             ConfigError: something is not there, or does not fit.
         """
         check_stepped(self.env)
-        if self.needs_demonstrations and self.sft is not None:
-            check_datasets(dataset.path for dataset in self.sft.datasets)
         if self.sampling.keyframe_share:
             self.sampling.check_keyframes()
-        self.check_measured()
-        if self.policy.path:
-            checkpoint_folder(self.policy)
+        self.check_given()
 
-    def check_measured(self) -> None:
-        """Look for what validations, evaluations and the gate run real episodes in, and for their initial states.
+    def check_given(self) -> None:
+        """Look for demonstrations, the checkpoint, what real episodes are run in and their initial states.
 
         Raises:
             ValueError: something is not there, or does not fit.
         """
+        if self.needs_demonstrations and self.sft is not None:
+            check_datasets(dataset.path for dataset in self.sft.datasets)
+        if self.policy.path:
+            checkpoint_folder(self.policy)
         evaluations = [self.eval] if self.train.evaluate != "never" else []
         evaluations += [self.validation] if self.train.validate_every else []
         if evaluations or self.gate.every:

@@ -13,9 +13,7 @@ from pydantic import Field, SerializeAsAny
 from vla_rl.algorithms.offpolicy.config import OnlineConfig
 from vla_rl.algorithms.offpolicy.offline import OfflineConfig
 from vla_rl.config import component
-from vla_rl.data.hub import check_datasets
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
-from vla_rl.policies.base import checkpoint_folder
 from vla_rl.recipe.recipe import Recipe, Rule, TrainRecipe, check_stepped
 from vla_rl.recipe.sections import HilConfig, HubConfig, LoopConfig, RacConfig
 from vla_rl.rewards.config import RewardFitConfig
@@ -57,11 +55,7 @@ class LoopRecipe(TrainRecipe, FitRecipe):
     def check_inputs(self) -> None:
         """Look for what the loop begins with, before any work; it makes the world model and keyframes itself."""
         check_stepped(self.acting_env)
-        if self.needs_demonstrations and self.sft is not None:
-            check_datasets(dataset.path for dataset in self.sft.datasets)
-        self.check_measured()
-        if self.policy.path:
-            checkpoint_folder(self.policy)
+        self.check_given()
 
     def training(self, **changes: Any) -> TrainRecipe:
         """Return the recipe of the loop's RL alone, with other sections in place of those named."""

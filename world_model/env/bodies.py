@@ -1,4 +1,4 @@
-"""The simulated bodies of imagined episodes: what they tell of the robot's state stands, the rest is imagined."""
+"""The simulated bodies of imagined episodes, and a keyframe of one: its body's state, its world model's memory."""
 
 from __future__ import annotations
 
