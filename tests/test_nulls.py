@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tabular_problem import TablePolicy, roll_out
 
-from real_robot.failure.conformal import MIN_SHAPE, Band, BandKind, successes_needed
+from real_robot.failure.conformal import MIN_SHAPE, Band, BandKind, CalibrationError, successes_needed
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import build_component
 from vla_rl.evaluation import statistics
@@ -36,7 +36,6 @@ def check(found: int | np.integer, of: int, most: float = MOST) -> None:
 # --- paired intervals and the sign test -------------------------------------------------------------
 
 EVEN, EASY = 0.0, 2.6  # Log-odds of success: half of the episodes, 88 of 100.
-KNOWN = {(2, 1, EASY): 0.07, (3, 1, EASY): 0.075, (2, 5, EASY): 0.07}  # Skewed sums of few outcomes: no t distribution.
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_paired_intervals_and_the_sign_test(states: int, samples: int, ease: flo
     options = {"clusters": clusters, "strata": tasks, "num_resamples": 2000}
     pairs = zip(a.reshape(trials, -1), b.reshape(trials, -1), strict=True)
     found = sum(paired_bootstrap_interval(x, y, **options).excludes_zero for x, y in pairs)
-    check(found, trials, KNOWN.get((states, samples, ease), MOST))
+    check(found, trials)
 
 
 # --- intervals over seeds ---------------------------------------------------------------------------
@@ -154,7 +153,9 @@ def test_conformal_bands_on_fresh_states(states: int, kind: BandKind) -> None:
     """Scores with a heavy tail; ranked episode by episode, 6.3 to 6.6 % were alarms at ten episodes a state."""
     of, rng = TASKS * states, np.random.default_rng(states)
     if of < successes_needed(ALPHA) + MIN_SHAPE and kind != "constant":
-        pytest.skip("refused: too few states for a shape")
+        with pytest.raises(CalibrationError, match=r"alpha=0\.05 needs at least 24 states"):
+            Band.fit(episodes(np.zeros(of), rng), [""] * of, ALPHA, kind=kind, states=range(of))
+        return
     for repeats in (1, 10):
         alarms = []
         for trial in range({50: 10, 10: 60}.get(states, 200)):

@@ -183,8 +183,10 @@ def paired_bootstrap_interval(
 
     Resampling m states of m has (m - 1) / m of their mean's variance, half of it where m = 2. So how often a state is
     drawn, w, counts as 1 + sqrt(m / (m - 1)) (w - 1) (the rescaling bootstrap: Rao & Wu 1988, JASA 83:231-241), and the
-    percentiles are those that a normal distribution's would have to be to reach Student's t with as many degrees of
-    freedom as states less strata (expanded percentiles: Hesterberg 2015, The American Statistician 69:371-386).
+    percentiles are those that a normal distribution's would have to be to reach Student's t (expanded percentiles:
+    Hesterberg 2015, The American Statistician 69:371-386). Its degrees of freedom are those of a sum of variances, v of
+    each stratum, (sum v)^2 / sum v^2 / (m - 1) (Satterthwaite 1946, Biometrics Bulletin 2:110-114): a task whose states
+    are all alike tells nothing of how the others' differ.
 
     Args:
         outcomes_a, outcomes_b: in 0 .. 1, (n,), pair by pair.
@@ -198,6 +200,7 @@ def paired_bootstrap_interval(
     rng = np.random.default_rng(seed)
     sums = np.zeros(num_resamples)
     counts = np.zeros(num_resamples)
+    variance = squares = 0.0  # Of the sum of differences, and what they are squared over the degrees of freedom.
     for s in range(stratum.max() + 1):
         inside = stratum == s
         _, rows = np.unique(cluster[inside], return_inverse=True)
@@ -205,16 +208,19 @@ def paired_bootstrap_interval(
         cluster_count = np.bincount(rows).astype(np.float64)
         size = cluster_sum.size
         stretch = math.sqrt(size / (size - 1)) if size > 1 else 1.0
+        own = float((cluster_sum - difference.mean() * cluster_count).var()) * size * stretch**2
+        variance += own
+        squares += own**2 / max(size - 1, 1)
         for block, drawn in _resample_counts(rng, size, num_resamples):
             weights = 1 + stretch * (drawn - 1)
             sums[block] += weights @ cluster_sum
             counts[block] += weights @ cluster_count
-    freedom = int(cluster.max() + 1) - int(stratum.max() + 1)
+    freedom = variance**2 / squares if squares > 0 else 0.0
     low, high = _percentile_interval(sums / counts, _expanded(confidence, freedom))
     return Interval(max(low, -1.0), min(high, 1.0))
 
 
-def _expanded(confidence: float, freedom: int) -> float:
+def _expanded(confidence: float, freedom: float) -> float:
     """Return the confidence at which a normal distribution's interval is as wide as Student's t at `confidence`."""
     return float(1 - 2 * ndtr(-stdtrit(freedom, 0.5 + confidence / 2))) if freedom > 0 else confidence
 

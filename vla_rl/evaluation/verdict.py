@@ -150,5 +150,8 @@ def outcome(folder: Path) -> list[str]:
     if before.is_file() and after.is_file():
         compared = compare(Evaluation.load(before), Evaluation.load(after))
         lines = [verdict(compared.result(mode)).text("the policy") for mode in compared.modes]
+    elif not after.is_file() and not run.action_errors_of("final").is_file():
+        unknown = "nothing here says whether it is better"
+        lines = [next_command("eval", run.config, f"policy.path={folder}", what=unknown)]
     on_robot = next_command("serve", folder, what="for a robot")
     return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]

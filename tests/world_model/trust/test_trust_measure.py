@@ -215,8 +215,11 @@ def test_outcomes_that_depend_on_the_noise_show_as_flips() -> None:
 def test_futures_that_scatter_less_than_they_err_show_in_their_spread(slip: float, expected: float) -> None:
     """Really four control steps in ten slip; a world model in which as many do draws what could have happened."""
     data = TrustData(episodes(300, slip=0.4))
-    figure = measure(BlockWorldModel(slip=slip, wobble=0), data, QUICK).report.figures["spread"]
+    report = measure(BlockWorldModel(slip=slip, wobble=0), data, QUICK).report
+    figure = report.figures["spread"]
     assert figure.value == pytest.approx(expected, abs=0.07) and figure.low <= figure.value <= figure.high
+    apart, off = (np.array(report.curves[name].mean) for name in ("latent_spread", "latent_error"))
+    assert np.sqrt(apart / off) == pytest.approx(expected, abs=0.2) and len(apart) > 4, "frame by frame too"
     if slip == 0.4:
         assert figure.low < 1 < figure.high
 

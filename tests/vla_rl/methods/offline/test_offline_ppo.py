@@ -18,6 +18,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.evaluation.verdict import outcome
 from vla_rl.methods.offline.ppo import OfflinePPOConfig, own_chunks, update
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, read_recipe
@@ -111,6 +112,23 @@ def test_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
     again = load_policy(killed / "policy").state_dict()
     assert all(torch.equal(final[name], again[name]) for name in final)
     assert metrics(killed) == rows
+
+
+def test_no_figure_of_a_run_admits_an_update(base: Path, logged: Path, tmp_path: Path) -> None:
+    """Where no action matters the critic's Q had let 19 of 20 updates pass: now none is judged by it, and that is said.
+
+    Outcomes are shuffled, so that nothing is to be learned; both updates are made and kept all the same.
+    """
+    recipe = recipe_of(base, logged, control="shuffled_outcomes")
+    folder = open_run(recipe, tmp_path / "run", False)
+    summary = improve_offline(recipe, folder, lambda _: None)
+    assert summary["steps"] == 2
+    named = {name for row in (summary, *metrics(folder)) for name in row if name.startswith("ppo/")}
+    assert named == {"ppo/q_of_own", "ppo/spread_of_own"}, "a figure of what an update is worth needs a null test"
+    said = outcome(folder)
+    command = f"vla-rl eval {folder / 'config.yaml'} policy.path={folder}"
+    assert said[0] == f"next, nothing here says whether it is better: {command}"
+    assert not any("better" in line or "worse" in line for line in said[1:])
 
 
 @pytest.mark.parametrize("name", ["kl_coef", "bc_coef", "decay_iterations"])
