@@ -64,6 +64,7 @@ class Arm(Deployment):
 
     def reach(self, goal: str) -> None:
         """The policy asks for these joints from now on. Returns when the arm is on its way."""
+        self.await_ticks()
         now = time.monotonic()
         self.server.type(f"{goal}\n")
         until(lambda: self.graph.check_alive() or sum(m > now for m in self.motions()) > 3, "motion")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-from processes import Child, json_lines, open_graph, until
+import pytest
+from processes import BOTH_GRAPHS, Child, json_lines, open_graph, until
 
 from real_robot.transports.ros.master import free_port
 
@@ -16,6 +18,7 @@ RATE = 10.0  # half of the tabletop's 20 Hz, so that a busy machine keeps up
 SILENCE = 3.0
 MAX_AGE = 0.5
 SLACK = 1.0  # of the machine's scheduling
+START = 300.0  # seconds that processes which live may take to start; each test's own time limit is near
 LIMITS = np.array([1, 1, 1, 10, 10, 10])
 CONTRACT = [
     f"rate={RATE}",
@@ -73,7 +76,12 @@ class Deployment:
         """The robot has followed a twist that is not zero since then."""
         return any(line["twist"] and np.any(line["twist"]) for line in json_lines(self.trace) if line["time"] > since)
 
+    def await_ticks(self) -> None:
+        """Wait until deploy controls the robot: however long the processes take to start, as long as all live."""
+        until(lambda: self.graph.check_alive() or self.mode() != "none", "deploy's first tick", START)
+
     def await_motion(self) -> None:
+        self.await_ticks()
         now = time.monotonic()
         until(lambda: self.graph.check_alive() or self.moves(now), "motion")
 
@@ -125,6 +133,17 @@ class Deployment:
 
     def close(self) -> None:
         self.graph.close()
+
+
+def on_both_graphs[Made: Deployment](make: Callable[[Path, str], Made]) -> Callable[..., Iterator[Made]]:
+    """Return a module's fixture: one deployment of a folder and a graph for all tests on ROS 1, one for ROS 2's."""
+
+    @pytest.fixture(scope="module", params=BOTH_GRAPHS)
+    def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+        with closing(make(tmp_path_factory.mktemp(request.param), request.param)) as deployment:
+            yield deployment
+
+    return opened
 
 
 def report(seconds: float) -> None:

@@ -46,6 +46,7 @@ def install(site: Path | None = None, report: Callable[[str], None] = print) -> 
         RosInstallError: no rclpy or compiler here, or a package that does not build or load.
     """
     site = site or Path(sysconfig.get_path("purelib"))
+    os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)  # the generators, and what loads the packages, read it too
     missing = {name: files for name, files in ros2_packages().items() if not _is_there(site / name, files)}
     if missing:
         _check_tools()
@@ -85,7 +86,7 @@ def _check_tools() -> None:
 
 def _prefixes() -> list[Path]:
     """The folders that ROS 2 is installed in: those that were sourced, else the environment with the wheels."""
-    return [Path(p) for p in os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix).split(os.pathsep) if p]
+    return [Path(p) for p in os.environ["AMENT_PREFIX_PATH"].split(os.pathsep) if p]
 
 
 def _generate(package: str, files: dict[str, str], folder: Path) -> None:
@@ -117,7 +118,7 @@ def _generate(package: str, files: dict[str, str], folder: Path) -> None:
 def _compile(package: str, folder: Path, into: Path) -> None:
     """Compile what the generators wrote, and link it into the package's libraries."""
     prefixes = _prefixes()
-    found = [folder for prefix in prefixes for folder in ((prefix / "include"), *(prefix / "include").iterdir())]
+    found = [include for prefix in prefixes for include in (prefix / "include", *(prefix / "include").iterdir())]
     headers = [*(folder / name for name in GENERATORS), *found, sysconfig.get_path("include"), np.get_include()]
     options = ["-O1", "-fPIC", *(f"-I{header}" for header in headers)]
 

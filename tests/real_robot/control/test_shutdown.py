@@ -54,7 +54,8 @@ class Ending(Deployment):
         return bool(lines) and float(np.linalg.norm(lines[-1][:2])) > 0.8 * SPEED
 
     def await_speed(self) -> None:
-        until(lambda: self.graph.check_alive() or self.fast(), "full speed", 120)
+        self.await_ticks()
+        until(lambda: self.graph.check_alive() or self.fast(), "full speed")
 
     def check_braked(self, asked: float) -> None:
         """It stood in time, and was braked no harder than its contract allows."""
@@ -86,8 +87,9 @@ def test_a_signal_brakes_then_finishes_the_recording(
 ) -> None:
     robot = Ending(folder, graph, horizon=60)
     try:
+        robot.await_ticks()
         kept = lambda: any(folder.glob(".dataset.recording/shard_*"))  # noqa: E731  # the one under way is not
-        until(lambda: robot.graph.check_alive() or kept(), "a whole episode", 120)
+        until(lambda: robot.graph.check_alive() or kept(), "a whole episode")
         robot.await_speed()
         asked = time.monotonic()
         robot.deploy.signal(number)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import LIMITS, RATE, Deployment, report
-from processes import BOTH_GRAPHS, Child, json_lines, until
+from deployment import LIMITS, RATE, Deployment, on_both_graphs, report
+from processes import Child, json_lines, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 ACCELERATION = 2.0  # of the command's numbers, which are in [-1, 1], a second
@@ -70,13 +70,7 @@ class Hostile(Deployment):
         assert set(grips) <= {-1.0, 0.0}
 
 
-@pytest.fixture(scope="module", params=BOTH_GRAPHS)
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
-    deployment = Hostile(tmp_path_factory.mktemp(request.param), request.param)
-    try:
-        yield deployment
-    finally:
-        deployment.close()
+session = on_both_graphs(Hostile)
 
 
 @pytest.fixture

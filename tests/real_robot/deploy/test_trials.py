@@ -10,14 +10,13 @@ import http.client
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import MAX_AGE, RATE, SILENCE, Deployment, report
-from processes import BOTH_GRAPHS, Child, json_lines, until
+from deployment import MAX_AGE, RATE, SILENCE, Deployment, on_both_graphs, report
+from processes import Child, json_lines, until
 from websockets.sync.client import connect
 
 from real_robot.transports.ros.master import free_port
@@ -94,13 +93,7 @@ class Trials(Deployment):
             assert line["time"] - seen <= SILENCE or line["mode"] == "stopped"
 
 
-@pytest.fixture(scope="module", params=BOTH_GRAPHS)
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
-    trials = Trials(tmp_path_factory.mktemp(request.param), request.param)
-    try:
-        yield trials
-    finally:
-        trials.close()
+session = on_both_graphs(Trials)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from deployment import CONTRACT, RATE, Deployment, report
-from processes import BOTH_GRAPHS, Child, json_lines, until
+from deployment import CONTRACT, RATE, Deployment, on_both_graphs, report
+from processes import Child, json_lines, until
 
 from real_robot.contract.load import shipped_contracts
 
@@ -61,13 +61,7 @@ class Guarded(Deployment):
         assert np.abs(np.diff(twists, axis=0)).max() <= 3 * SPEED / BRAKING / RATE, "the robot hears each 2nd or so"
 
 
-@pytest.fixture(scope="module", params=BOTH_GRAPHS)
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    deployment = Guarded(tmp_path_factory.mktemp(request.param), request.param)
-    try:
-        yield deployment
-    finally:
-        deployment.close()
+session = on_both_graphs(Guarded)
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from arm_trial import STOPPING, TIMEOUT, Arm
-from deployment import RATE, report
-from processes import BOTH_GRAPHS, json_lines, until
+from deployment import RATE, on_both_graphs, report
+from processes import json_lines, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -21,57 +21,44 @@ WALL = {"name": "wall", "center": [0.35, 0.6, 0], "size": [2, 0.4, 1]}  # its fa
 AWAY, HOME = "-1.8 -1.5", "0 0"  # two seconds apart, in the open
 
 
-@pytest.fixture(scope="module", params=BOTH_GRAPHS)
-def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arm]:
+def make_arm(folder: Path, graph: str) -> Arm:
     wrench = {"topic": "/wrench", "max_force": 20, "max_torque": 5}
     model = {"boxes": [WALL], "joint_states": "/joint_states", "max_effort": {"elbow": 5}}
-    arm = Arm(tmp_path_factory.mktemp(request.param), request.param, wrench, model)
-    try:
-        yield arm
-    finally:
-        arm.close()
+    return Arm(folder, graph, wrench, model)
 
 
-def test_an_effort_beyond_its_limit(arm: Arm) -> None:
+arm = on_both_graphs(make_arm)
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_found", "limit"),
+    [("effort 9", "effort of elbow is 9", "at most 5"), ("push 30", "force is 30 N", "at most 20")],
+    ids=["effort", "force"],
+)
+def test_an_effort_or_a_force_beyond_its_limit(arm: Arm, fault: str, is_found: str, limit: str) -> None:
     arm.reach(AWAY)
-    told = arm.tell("effort 9")
-    until(lambda: arm.deploy.says("effort of elbow is 9, at most 5 is allowed"), "the hold")
+    told = arm.tell(fault)
+    until(lambda: arm.deploy.says(f"{is_found}, {limit} is allowed"), "the hold")
     arm.await_stand()
     report(arm.last_motion() - told)
     assert arm.last_motion() - told < STOPPING
-    until(lambda: arm.deploy.says("stopped: effort of elbow is 9"), "the stop")
+    until(lambda: arm.deploy.says(f"stopped: {is_found}"), "the stop")
     arm.end_fault()
 
 
-def test_joints_that_are_published_no_more(arm: Arm) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("mute", "/joint_states: silent for"), ("numb", f"/wrench has not shown force and torque for {TIMEOUT}")],
+    ids=["joints", "wrench alone"],
+)
+def test_what_is_published_no_more(arm: Arm, fault: str, reason: str) -> None:
     arm.reach(HOME)
-    told = arm.tell("mute")
+    told = arm.tell(fault)
+    until(lambda: arm.deploy.says(reason), "the hold")
     arm.await_stand()
     report(arm.last_motion() - told)
     assert arm.last_motion() - told < TIMEOUT + STOPPING
     assert arm.mode() in ("holding", "stopped")
-    arm.end_fault()
-
-
-def test_a_force_beyond_its_limit(arm: Arm) -> None:
-    arm.reach(AWAY)
-    told = arm.tell("push 30")
-    until(lambda: arm.deploy.says("force is 30 N, at most 20 is allowed"), "the hold")
-    arm.await_stand()
-    report(arm.last_motion() - told)
-    assert arm.last_motion() - told < STOPPING
-    until(lambda: arm.deploy.says("stopped: force is 30 N"), "the stop")
-    arm.end_fault()
-
-
-def test_a_wrench_that_is_published_no_more(arm: Arm) -> None:
-    """The joints are published as before."""
-    arm.reach(HOME)
-    told = arm.tell("numb")
-    until(lambda: arm.deploy.says(f"/wrench has not shown force and torque for {TIMEOUT}"), "the hold")
-    arm.await_stand()
-    report(arm.last_motion() - told)
-    assert arm.last_motion() - told < TIMEOUT + STOPPING
     arm.end_fault()
 
 
