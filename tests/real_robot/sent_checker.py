@@ -92,7 +92,7 @@ class Checker:
         if dt == 0 and change == 0:
             return
         if dt == 0 or harder:
-            hardest = limits.stop_acceleration or acceleration
+            hardest = min(limits.stop_acceleration or acceleration, (limits.max_step or math.inf) / self.tick)
             self.rate[i] = np.clip(change / self.tick if dt == 0 else change / dt, -hardest, hardest)
             return
         rate = change / dt

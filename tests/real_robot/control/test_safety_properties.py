@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sent_checker import Checker
 
@@ -190,9 +190,14 @@ def keeps_the_limits(name: str, data: list[Any]) -> None:
             world.run(gap if k == 0 else TICK, command, seen, event if k == 0 else "press")
 
 
+UP = ([0.0, 0.0, 1.0, 0.0], "policy", 0.0)
+CUT = [(None, "fresh", "none", 1), (UP, "fresh", "none", 2), (None, "fresh", "stop", 1), (None, "outside", "none", 2)]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.lists(tick, min_size=1, max_size=25))
+@example(data=[(TICK, *each) for each in CUT])  # stopped, then cut by the workspace, harder than a step
 def test_everything_sent_keeps_the_limits(name: str, data: list[Any]) -> None:
     keeps_the_limits(name, data)
 
