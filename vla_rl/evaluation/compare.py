@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -30,13 +29,12 @@ from vla_rl.evaluation.statistics import (
 from vla_rl.types import Split
 
 SCHEMA_VERSION = 1
-# Options of an environment that say how it was run and not what was run, those of older files too.
+# Options of an environment that say how it was run and not what was run.
 _HOW_RUN = {
     *("num_envs", "num_workers", "render_devices", "step_timeout"),
     *("num_hosts", "hosts", "token_file", "devices", "start_timeout", "assets_path"),
     *("tasks", "cameras", "image_size", "steps_after_success"),
 }
-_UNSAID = {"rendering": "exact"}  # what older files do not say
 
 
 class PairedResult(Config):
@@ -68,14 +66,6 @@ class PairedResult(Config):
     bootstrap: Interval
     p_value_by_state: float
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_what_ignored_states(cls, values: Any) -> Any:
-        """Read files that still have figures made as if samples of a state were independent; these are dropped."""
-        if isinstance(values, dict):
-            return {key: value for key, value in values.items() if key not in ("newcombe", "p_value")}
-        return values
-
     @property
     def p_name(self) -> str:
         """What `p_value_by_state` is called."""
@@ -103,7 +93,7 @@ class Comparison(Config):
 
     Attributes:
         env: what headings call the environment. labels: task -> what tables call it; empty: by its name.
-        population: which initial states the claim is about; empty in files written before it was recorded.
+        population: which initial states the claim is about; empty: not known.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -311,7 +301,6 @@ def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
         warnings.append("both evaluations are of the same weights")
     config_a, config_b = a.meta.env_config, b.meta.env_config
     if config_a is not None and config_b is not None:
-        config_a, config_b = {**_UNSAID, **config_a}, {**_UNSAID, **config_b}
         changed = [k for k in config_a if k not in _HOW_RUN and config_a[k] != config_b.get(k)]
         warnings.extend(f"env.{key} is {config_a[key]!r} in a, {config_b.get(key)!r} in b" for key in changed)
     return warnings

@@ -100,7 +100,7 @@ class GateCheck(Config):
 
     Attributes:
         iteration: finished when it was made. reference: the iteration of the policy compared with (0: the base policy).
-        comparison: a is the reference policy's policy, b the one checked; real episodes, sampled, this check's alone.
+        comparison: a is the reference policy, b the one checked; real episodes, sampled, this check's alone.
         pooled: all pairs since the reference policy, which decide.
         imagined: of the checked policy, in this iteration's rollouts from initial states: its success, or the mean
             probability paid for it; None where all of them began at keyframes.
@@ -152,7 +152,7 @@ class GateCheck(Config):
 
 
 def verdict_of(comparison: SequentialComparison) -> Verdict:
-    """Return what a comparison of the policy checked (b) with the reference policy's (a) says of it."""
+    """Return what a comparison of the policy checked (b) with the reference policy (a) says of it."""
     return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
@@ -219,7 +219,7 @@ class Gate:
 
     @property
     def confirmed(self) -> Path:
-        """Folder of the reference policy's policy."""
+        """Folder of the reference policy."""
         return self.folder / f"iteration_{self.reference:05d}"
 
     def _confirm(self, policy: Any) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib import figure as mpl
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -31,6 +30,7 @@ from vla_rl.rollout.runner import evaluation_mode
 MAX_MOMENTS = 50  # of an episode, spread evenly
 FEW = 10  # episodes, below which the bootstrap's intervals are too narrow
 BATCH = 32  # observations that the policy acts on at once
+COLUMNS = 3  # of plots, a dimension each
 NOT_SUCCESS = (
     "An action error is not success: a policy can be near the recorded actions and fail, or far from them and succeed. "
     "Whether it solves the task is seen on the robot, or in a simulator."
@@ -276,9 +276,6 @@ def _bands(found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[Band]:
     return [Band(value=float(v), low=float(low), high=float(high)) for v, low, high in zip(*found, strict=True)]
 
 
-COLUMNS = 3  # of plots, a dimension each
-
-
 def write_page(result: ActionErrors, tracks: Sequence[Track], path: Path, command: str = "") -> Path:
     """Write the page; its pictures are inside it, nothing is fetched."""
     ordered = sorted(tracks, key=lambda track: track.error)
@@ -306,7 +303,7 @@ def write_page(result: ActionErrors, tracks: Sequence[Track], path: Path, comman
 
 def draw_steps(result: ActionErrors) -> Figure:
     """Error over the steps of the chunk, policy and baseline, with intervals."""
-    figure = mpl.Figure(figsize=(6.4, 3.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(6.4, 3.4), dpi=110, layout="constrained")
     axes, steps = figure.subplots(), np.arange(1, len(result.steps) + 1)
     for bands, color, marker, name in (
         ([one.error for one in result.steps], BLUE, "o", result.name),
@@ -326,7 +323,7 @@ def draw_steps(result: ActionErrors) -> Figure:
 def draw_track(track: Track, names: Sequence[str]) -> Figure:
     """Each dimension over an episode: as recorded, and as chunks one after the other."""
     rows = math.ceil(len(names) / COLUMNS)
-    figure = mpl.Figure(figsize=(9.6, 1.75 * rows), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9.6, 1.75 * rows), dpi=110, layout="constrained")
     grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True).reshape(-1)
     for number, axes in enumerate(grid):
         if number >= len(names):

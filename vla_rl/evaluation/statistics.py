@@ -18,7 +18,10 @@ from scipy.special import ndtr, stdtrit
 
 from vla_rl.config import Config, Number
 
-DEFAULT_RESAMPLES = 10_000
+DEFAULT_RESAMPLES = 10_000  # Of a paired difference.
+NUM_RESAMPLES = 2000  # Of a judge's figures, of which there are many.
+# A denominator below this counts as this, so that a perfect prediction gives a large ratio and not an infinite one.
+SMALLEST = 1e-9
 # To be said beside every interval over seeds (tests/test_nulls.py).
 SEEDS_ALIKE = "Intervals assume that seeds are alike: where one in five falls 25 points behind, 95 % covers 82 %."
 # Resamples are drawn in blocks of at most this many random counts, which bounds memory to some 30 MB.
@@ -34,6 +37,9 @@ class Interval(NamedTuple):
     @property
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
+
+
+NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interval:
@@ -343,13 +349,8 @@ def _percentile_interval(draws: np.ndarray, confidence: float) -> Interval:
     return Interval(float(low), float(high))
 
 
-NUM_RESAMPLES = 2000
-# A denominator below this counts as this, so that a perfect prediction gives a large ratio and not an infinite one.
-SMALLEST = 1e-9
-
-
 def resampled_counts(num_groups: int, seed: int = 0) -> np.ndarray:
-    """How often each group is drawn: float (NUM_RESAMPLES, num_groups)."""
+    """Return how often each group is drawn, float (NUM_RESAMPLES, num_groups)."""
     rng = np.random.default_rng(seed)
     shares = np.full(num_groups, 1 / num_groups)
     return rng.multinomial(num_groups, shares, size=NUM_RESAMPLES).astype(np.float64)
@@ -358,7 +359,7 @@ def resampled_counts(num_groups: int, seed: int = 0) -> np.ndarray:
 def ratio_bands(
     numerator: np.ndarray, denominator: np.ndarray, groups: np.ndarray, confidence: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ratios of sums over episodes, column by column, with percentile bootstrap intervals.
+    """Return ratios of sums over episodes, column by column, with percentile bootstrap intervals.
 
     Episodes of one initial state are drawn together (Efron & Tibshirani 1993, ch. 8; Field & Welsh 2007). With ones as
     the denominator a ratio is a mean.
@@ -390,17 +391,14 @@ def ratio_bands(
 
 
 def mean_bands(values: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means over episodes of each column, float (E, K), NaN left out, with intervals; see `ratio_bands`."""
+    """Return means over episodes of each column, float (E, K), NaN left out, with intervals; see `ratio_bands`."""
     return ratio_bands(values, np.where(np.isfinite(values), 1.0, np.nan), groups)
 
 
 def ratio_interval(numerator: np.ndarray, denominator: np.ndarray, groups: np.ndarray) -> tuple[float, Interval]:
-    """Ratio of sums of float (E,) and its interval; see `ratio_bands`."""
+    """Return the ratio of sums of float (E,) and its interval; see `ratio_bands`."""
     value, low, high = ratio_bands(numerator[:, None], denominator[:, None], groups)
     return float(value[0]), Interval(float(low[0]), float(high[0]))
-
-
-NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 class Figure(Config):
@@ -414,5 +412,5 @@ class Figure(Config):
 
 
 def figure(value: float, interval: Interval, n: int, of: str = "episodes") -> Figure:
-    """A figure with its interval."""
+    """Return a figure with its interval."""
     return Figure(value=value, low=interval.low, high=interval.high, n=n, of=of)

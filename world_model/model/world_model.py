@@ -246,7 +246,7 @@ class WorldModel(nn.Module):
         return windows, memory.reference.select(each), instruction
 
     def counts(self, success: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-        """Whether logits count as a success: above the head's threshold, and above the classifier's."""
+        """Where logits of one shape count as a success, bool: above the head's threshold and the classifier's."""
         return (success > self.metadata.success_threshold) & (clip > self.metadata.clip_threshold)
 
     def check_probability(self) -> tuple[float, float]:

@@ -149,13 +149,6 @@ def test_how_an_environment_was_run_is_no_difference():
         assert "env." not in compare(first, second).text()
 
 
-def test_pictures_are_exact_where_an_older_file_does_not_say():
-    old, new, light = ({"horizon": 16, **more} for more in ({}, {"rendering": "exact"}, {"rendering": "light"}))
-    first, second, third = (make({"push": [1, 0]}, env_config=config) for config in (old, new, light))
-    assert "rendering" not in compare(first, second).text() + compare(second, first).text()
-    assert "env.rendering is 'exact' in a, 'light' in b" in compare(first, third).text()
-
-
 def test_json_round_trip(tmp_path):
     comparison = compare(make({"push": [1, 0, 0]}), make({"push": [1, 1, 0]}))
     comparison.save(tmp_path / "comparison.json")
@@ -163,19 +156,6 @@ def test_json_round_trip(tmp_path):
     (tmp_path / "comparison.json").write_text("{")
     with pytest.raises(EvaluationError, match=r"comparison\.json: not valid JSON"):
         Comparison.load(tmp_path / "comparison.json")
-
-
-def test_figures_that_ignore_shared_states_are_not_written_and_not_read(tmp_path):
-    comparison = compare(make({"push": [1, 0, 0, 0]}, samples=2), make({"push": [1, 1, 0, 1]}, samples=2))
-    comparison.save(tmp_path / "comparison.json")
-    values = json.loads((tmp_path / "comparison.json").read_text())
-    assert all(not {"newcombe", "p_value"} & set(result) for result in values["results"])
-    for result in values["results"]:
-        result |= {"newcombe": [-0.1, 0.5], "p_value": 0.04}
-    del values["population"]  # As the version before wrote it.
-    (tmp_path / "before.json").write_text(json.dumps(values))
-    read = Comparison.load(tmp_path / "before.json")
-    assert read.results == comparison.results and read.population == ""
 
 
 def test_says_which_states_the_claim_is_about(tmp_path):
