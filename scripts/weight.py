@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(97_617, 82_000),
+    "lines": Limit(97_643, 82_000),
     "files": Limit(569, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -54,7 +54,7 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(16, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(148, 150),
+    "function-level imports": Limit(147, 150),
     "of them, of our own modules": Limit(58, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),

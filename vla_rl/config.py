@@ -59,6 +59,7 @@ class Config(BaseModel):
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.
 C = typing.TypeVar("C", bound=Config)
+M = typing.TypeVar("M", bound=BaseModel)
 
 
 # --- fields that several configs have ----------------------------------------------------------
@@ -158,6 +159,20 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     if found := list(_not_finite(config, prefix)):
         raise ConfigError("\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in found))
     return config
+
+
+def read_written(kind: type[M], file: Path, fix: str) -> M:  # noqa: UP047
+    """Read what a program wrote into a JSON file; `fix`: what to do with one of other fields.
+
+    Raises:
+        ConfigError: it is damaged, or of a version that says other things.
+    """
+    try:
+        return kind.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        found = error.errors()[0]
+        what = ".".join(map(str, found["loc"])) or "the file"
+        raise ConfigError(f"{file}: {what}: {found['msg']}. {fix}") from None
 
 
 def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:

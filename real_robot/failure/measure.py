@@ -7,8 +7,6 @@ clock, a score that is the time alone, stands in every table: 0.5 there, whateve
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,13 +22,13 @@ from rich.table import Table
 from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, FailureDetector
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
-from vla_rl.evaluation.report.charts import page_template
+from vla_rl.evaluation.report.charts import inline, page_template
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 
 NUM_RESAMPLES = 2000
 RESULT_FILE, PAGE_FILE = "failure.json", "failure.html"
 CLOCK = "clock"
-SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too,
+SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#000000"  # Okabe & Ito's: told apart by color-blind readers too,
 DASHES = {SUCCESS: "-", FAILURE: "-."}  # and in print by their dashes.
 _SHOWN = 40  # Curves of each outcome drawn singly in a panel.
 
@@ -291,17 +289,10 @@ def write_page(report: FailureReport, path: Path) -> Path:
         "rows": [(kind, [text(own.get(name)) for _, name in COLUMNS]) for kind, own in report.figures.items()],
         "alpha": ", ".join(f"{kind} {value:g}" for kind, value in report.facts["alpha"].items()),
         "intervals": report.facts["intervals"],
-        "picture": base64.b64encode(_picture(report)).decode(),
+        "picture": inline(draw_scores(report), "Scores over time, successes and failures, by detector and task"),
     }
     write_text_atomic(path, page_template(__package__ or "", "failure_page.html").render(content))
     return path
-
-
-def _picture(report: FailureReport) -> bytes:
-    """A PNG of the chart."""
-    buffer = io.BytesIO()
-    draw_scores(report).savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def draw_scores(report: FailureReport) -> Plot:

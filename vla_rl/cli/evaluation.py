@@ -205,12 +205,14 @@ def _compare_files(a: str, b: str | None, overrides: list[str], output: Path | N
                 typer.echo(f"  fell, not by chance (p {format_p(p_value)}, Holm): {comparison.label(result)}")
     if output:
         comparison.save(output, verdicts)
-    recipe, policies = RunFolder(files[1].parents[1]).config, [first.meta.policy, second.meta.policy]
-    if not is_foreign(second) and all(policies):
-        if any(said.states_needed for said in verdicts) and recipe.is_file():
-            typer.echo(next_command("compare", *policies, "--recipe", recipe, what="as many episodes as it takes"))
-        elif not any(said.word == "worse" for said in verdicts):
-            typer.echo(next_command("serve", policies[1], what="for a robot"))
+    run, policies = RunFolder(files[1].parents[1]), [first.meta.policy, second.meta.policy]
+    is_ours = not is_foreign(second) and all(policies)
+    if is_ours and run.exists and any(said.states_needed for said in verdicts):
+        typer.echo(next_command("compare", *policies, "--recipe", run.config, what="as many episodes as it takes"))
+    elif is_ours and {said.word for said in verdicts} <= {"better", "no difference shown"}:
+        typer.echo(next_command("serve", policies[1], what="for a robot"))
+    else:
+        typer.echo(next_command("report", run.path if run.exists else files[1], what="task by task"))
     return verdicts
 
 
@@ -222,7 +224,8 @@ def _compare_by_running(
     own = [text for text in overrides if text.startswith("compare.")]
     options = apply_overrides({}, own).get("compare", {})
     config = validate(SequentialConfig, options, prefix="compare")
-    loaded = load(recipe, [text for text in overrides if text not in own], ANY)
+    changes = [text for text in overrides if text not in own]
+    loaded = load(recipe, changes, ANY)
     try:
         comparison = compare_policies(loaded, a, b, config, output)
     except KeyboardInterrupt:
@@ -232,4 +235,11 @@ def _compare_by_running(
     typer.echo(f"{comparison.text()}\n{said.text()}")
     if output:
         save_comparison(output, comparison, loaded, a, b, config, said)
+    if said.states_needed:
+        more = (*(text for text in own if "max_pairs" not in text), f"compare.max_pairs={said.states_needed}")
+        typer.echo(next_command("compare", a, b, "--recipe", recipe, *changes, *more, what="until it tells"))
+    elif said.word == "worse":
+        typer.echo(next_command("eval", recipe, *changes, f"policy.path={b}", what="where it fails"))
+    else:
+        typer.echo(next_command("serve", b, what="for a robot"))
     return said

@@ -15,10 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Literal, Protocol
 
-from pydantic import ValidationError
-
 from vla_rl.common.atomic import is_running, write_text_atomic
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, read_written
 
 State = Literal["running", "stopped", "finished"]
 
@@ -250,12 +248,7 @@ def read_status(file: Path) -> RunStatus | None:
     """
     if not file.is_file():
         return None
-    try:
-        return RunStatus.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        found = error.errors()[0]
-        what = ".".join(map(str, found["loc"])) or "the file"
-        raise ConfigError(f"{file}: {what}: {found['msg']}. Delete it; a run that goes on writes it anew") from None
+    return read_written(RunStatus, file, "Delete it; a run that goes on writes it anew")
 
 
 @dataclass

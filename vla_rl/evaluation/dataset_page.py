@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 from matplotlib import figure as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.health import check_recorded
@@ -20,7 +21,7 @@ from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.recorded import Recorded, read
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.recorded import COLUMNS
-from vla_rl.evaluation.report.charts import BLUE, page_template, png
+from vla_rl.evaluation.report.charts import BLUE, inline, page_template
 from vla_rl.evaluation.video import tile, write_mp4
 
 SHOWN, FILMED = 3, 2  # episodes: first, middle, last; of these the first ones as videos
@@ -54,9 +55,9 @@ def write_dataset_page(path: Path) -> Path:
         "videos": _videos(data, kept),
         "instructions": _instructions(source, data),
         "more": max(0, len(set(data.instruction)) - MAX_INSTRUCTIONS),
-        "lengths": png(_draw_lengths(data)),
+        "lengths": inline(_draw_lengths(data), "Lengths of the episodes"),
         "actions": _actions(data),
-        "histograms": png(_draw_actions(data)),
+        "histograms": inline(_draw_actions(data), "How often each action was given, by dimension"),
     }
     page = path / REPORT if path.is_dir() else Path(f"{data.name}_{REPORT}")
     write_text_atomic(page, page_template(__package__ or "", "dataset_page.html").render(content))
@@ -184,6 +185,7 @@ def _draw_lengths(data: Recorded) -> Figure:
     axes.hist(data.lengths / data.fps, bins=min(40, max(5, len(data.lengths) // 3)), color=BLUE)
     axes.set_xlabel("seconds of an episode")
     axes.set_ylabel("episodes")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -197,7 +199,7 @@ def _draw_actions(data: Recorded) -> Figure:
         if number >= count:
             axes.set_axis_off()
             continue
-        axes.hist(_finite(data, number), bins=60, color=BLUE)
+        axes.hist(_finite(data, number), bins=60, color=BLUE, histtype="stepfilled")
         axes.set_title(data.action_names[number], fontsize=8, loc="left")
         axes.set_yticks([])
         axes.tick_params(labelsize=7)

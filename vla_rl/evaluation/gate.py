@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, ConfigError, read_written
 from vla_rl.evaluation.evaluate import build_env
 from vla_rl.evaluation.pooled import PooledEvidence, PooledTest, power_text
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
@@ -27,6 +27,7 @@ from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode
 
 Verdict = Literal["better", "worse", "undecided"]
+OF_OTHERS = "Use the version of vla-rl in versions.json beside it; or move the file away, and do without what it says"
 REFERENCE, CHECKED = "reference", "checked"  # A check's datasets.
 
 
@@ -149,6 +150,22 @@ class GateCheck(Config):
             f"; evidence{earlier}: {pooled.better:.2g} for better, {pooled.worse:.2g} for worse, "
             f"{pooled.needed:.3g} decides"
         )
+
+
+class GateFile(BaseModel):
+    """What is read of a run's gate.json; the rest is the run's own. `power`: what the checks can tell."""
+
+    power: str = ""
+    checks: tuple[GateCheck, ...] = ()
+
+
+def read_gate(file: Path) -> GateFile:
+    """Read a run's gate.json; empty where there is none.
+
+    Raises:
+        ConfigError: it is damaged, or of a version that wrote other fields.
+    """
+    return read_written(GateFile, file, OF_OTHERS) if file.is_file() else GateFile()
 
 
 def verdict_of(comparison: SequentialComparison) -> Verdict:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -22,7 +23,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, Number
 from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, page_template, png
+from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, inline, page_template
 from vla_rl.evaluation.statistics import mean_bands, ratio_bands
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import evaluation_mode
@@ -288,10 +289,10 @@ def write_page(result: ActionErrors, tracks: Sequence[Track], path: Path, comman
         "not_success": NOT_SUCCESS,
         "unseen": result.unseen or "Whether the policy has learned from these episodes is not known here.",
         "most": MAX_MOMENTS,
-        "by_step": png(draw_steps(result)),
+        "by_step": inline(draw_steps(result), "Action error by step of the chunk, and of repeating the last action"),
         "tracks": [
             (f"{what.capitalize()}: {t.name}, “{t.instruction}”, error {100 * t.error:.1f} % of the range",
-             png(draw_track(t, names)))
+             inline(draw_track(t, names), what))
             for what, t in shown.items()
         ],
         "command": command,
@@ -313,6 +314,7 @@ def draw_steps(result: ActionErrors) -> Figure:
         axes.plot(steps, value, color=color, marker=marker, markersize=4, label=name)
         axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"step of the chunk ({1000 / result.control_hz:.0f} ms each)")
     axes.set_ylabel("action error, % of the range")
     axes.legend(frameon=False, fontsize=8)
@@ -339,6 +341,7 @@ def draw_track(track: Track, names: Sequence[str]) -> Figure:
                 axes.plot(moment, chunk[0], color=BLUE, marker="o", markersize=3)
         axes.set_title(names[number], fontsize=8, loc="left")
         axes.tick_params(labelsize=7)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("control step", fontsize=8)
     return figure

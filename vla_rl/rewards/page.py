@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import figure as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.report.charts import page_template, png
+from vla_rl.evaluation.report.charts import inline, page_template
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
 from vla_rl.rewards.model import LearnedReward
@@ -21,9 +23,9 @@ NUM_SHOWN, NUM_IMAGES = 4, 8
 
 @dataclass(frozen=True)
 class Strip:
-    """An episode as it was judged: a PNG (base64) of its frames above the curves, and a line about it."""
+    """An episode as it was judged: its frames above the curves, as SVG, and a line about it."""
 
-    picture: str
+    picture: Markup
     text: str
 
 
@@ -38,7 +40,7 @@ def write_page(result: RewardResult, model: LearnedReward, frames: RewardFrames,
         "meanings": list(FIGURES.values()),
         "rows": result.rows(),
         "weights": result.weights[:12],
-        "calibration": png(draw_calibration(result)),
+        "calibration": inline(draw_calibration(result), "Share of successes over probability"),
         "parts": [
             (
                 "Worst false successes",
@@ -86,9 +88,10 @@ def draw_episode(number: int, model: LearnedReward, frames: RewardFrames, judged
     axes.plot(steps, judged.said.success[rows], color=ORANGE, marker="o", markersize=3, label="probability of success")
     axes.plot(steps, judged.said.progress[rows], color=BLUE, linestyle="--", marker="s", markersize=3, label="progress")
     if frames.success[number]:
-        axes.axvline(frames.steps_to_success[number], color="#111111", linewidth=0.8, label="success")
+        axes.axvline(frames.steps_to_success[number], color="black", linewidth=0.8, label="success")
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("control step", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=7)
     axes.legend(fontsize=7, frameon=False, loc="upper left")
     return figure
@@ -101,4 +104,4 @@ def _strip(number: int, model: LearnedReward, frames: RewardFrames, judged: Judg
         f"{frames.starts[number]}: “{frames.instructions[number]}”; {outcome}, {verdict} "
         f"(probability {judged.probability[number]:.2f})"
     )
-    return Strip(png(draw_episode(number, model, frames, judged)), text)
+    return Strip(inline(draw_episode(number, model, frames, judged), text), text)

@@ -342,6 +342,8 @@ def test_the_exit_code_is_for_a_pipeline(tmp_path):
     )
     assert run(*files(2, 30)).exit_code == 0  # Without a margin it is a table to read.
     assert run(*files(30, 2), "--margin", "5").exit_code == 0
+    for said in (worse, run(*files(3, 1, 20))):  # No recipe beside these files says where to run more.
+        assert said.stdout.endswith(f"\nnext, task by task: vla-rl report {tmp_path / 'b.json'}\n"), said.stdout
     few = run(*files(3, 1, 20), "--margin", "5")
     assert few.exit_code == 3 and "states; about" in few.stdout
     zero = run(*files(3, 1), "--margin", "0")

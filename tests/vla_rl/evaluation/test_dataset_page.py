@@ -31,7 +31,8 @@ def page_of(dataset: Path) -> str:
 def test_any_dataset_has_a_page(tmp_path: Path) -> None:
     page = page_of(so101(tmp_path / "data", episodes=6, videos=False))
     assert "6 episodes, no outcomes recorded" in page and "6 numbers of the action, 6 of the state" in page
-    assert page.count("data:video/mp4") == 2 and page.count("data:image/png") == 3 * 2 + 2
+    assert page.count("data:video/mp4") == 2 and page.count("data:image/png") == 3 * 2
+    assert page.count('<svg class="figure"') == 2
     assert 'class="unknown">unknown<' in page and "cannot be told: needs two instructions" in page
     assert 'class="wrong"' not in page
     low, high = (next(row for row in page.split("<tr>") if "gripper.pos" in row).split('"num">')[i] for i in (1, 5))

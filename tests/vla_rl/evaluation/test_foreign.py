@@ -168,6 +168,8 @@ def test_the_commands_take_their_files(eval_info: Path, tmp_path: Path):
     compared = CliRunner().invoke(app, ["compare", str(eval_info), str(tmp_path / "ours.json"), "--margin", "5"])
     assert compared.exit_code == 0, compared.output
     assert "not paired" in compared.stdout and "greedy: b is better: +50.0 points" in compared.stdout
+    turned = CliRunner().invoke(app, ["compare", str(tmp_path / "ours.json"), str(eval_info)])
+    assert turned.stdout.endswith(f"\nnext, task by task: vla-rl report {eval_info}\n"), turned.stdout
     reported = CliRunner().invoke(app, ["report", str(eval_info)])
     assert reported.exit_code == 0, reported.output
     page = eval_info.with_suffix(".html").read_text()

@@ -69,7 +69,10 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     assert greedy and all(r["gained"] == r["lost"] == 0 for r in greedy)
 
     command = ("compare", policy, policy, "--recipe", str(recipe), "-o", str(tmp_path / "pairs.json"))
-    assert "of at most 4 pairs" in run(*command, "compare.max_pairs=4")
+    said = run(*command, "compare.max_pairs=4")
+    assert "of at most 4 pairs" in said
+    *again, more = following(said)
+    assert again == [*command[:-2]] and more.startswith("compare.max_pairs=") and int(more[18:]) > 4
     pairs = json.loads((tmp_path / "pairs.json").read_text())
     assert (pairs["num_pairs"], pairs["decision"]) == (4, "undecided")
 

@@ -150,12 +150,12 @@ def test_the_page_says_it_all_and_fetches_nothing(measured: Measured, tmp_path: 
     report = save_trust(measured, tmp_path, control_hz=20, require=TrustConfig().require)
     assert TrustReport.load(tmp_path / "trust.json").model_dump_json() == report.model_dump_json()
     page = (tmp_path / PAGE_FILE).read_text()
-    assert set(re.findall(r"(?:src|href)=[\"']?(.{5})", page)) == {"data:"}
+    assert set(re.findall(r"(?<!xlink:)(?:src|href)=[\"']?(.{5})", page)) == {"data:"}
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)
     assert page.index("refuses to start") < page.index("What is required") < page.index("Imagined beside real")
     assert page.count("data:video/mp4") == len(report.clips) >= 2
     assert {(c.real, c.imagined) for c in report.clips} >= {(True, True), (False, True)}
-    assert page.count("data:image/svg+xml") == 8
+    assert page.count('<svg class="figure"') == 8
     for text in (
         "False successes",
         "RL learns to exploit these",

@@ -1,17 +1,19 @@
-"""Jinja pages, and small charts for them: lines and bars with intervals as inline SVG, one stacked bar."""
+"""Jinja pages, and small charts for them: lines and bars with intervals as inline SVG, one stacked bar, figures."""
 
 from __future__ import annotations
 
-import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
 
+import matplotlib
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from vla_rl.evaluation.results import shorten
 from vla_rl.evaluation.statistics import Interval
@@ -194,8 +196,11 @@ def page_template(package: str, name: str) -> Template:
     return environment.get_template(name)
 
 
-def png(figure: Figure) -> str:
-    """A figure as PNG in base64."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return base64.b64encode(buffer.getvalue()).decode()
+def inline(figure: Figure, label: str) -> Markup:
+    """A figure as SVG inside its page, on whose ground it stands; black, as of texts and axes, becomes its ink."""
+    stream = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+        figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+    svg = re.sub(' xmlns[:a-z]*="[^"]*"', "", stream.getvalue().partition("<svg")[2]).replace("#000000", "currentColor")
+    return Markup(f'<svg class="figure" role="img" aria-label="{escape(label)}"{svg}')

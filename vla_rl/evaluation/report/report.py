@@ -20,8 +20,10 @@ from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder, read_changes
+from vla_rl.config import read_written
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
+from vla_rl.evaluation.gate import OF_OTHERS
 from vla_rl.evaluation.recorded import NOT_SUCCESS, ActionErrors
 from vla_rl.evaluation.report.charts import (
     BLUE,
@@ -179,7 +181,7 @@ def _headline(run: Run) -> list[tuple[str, str]]:
         over = f"Over {num_seeds} seeds" if num_seeds > 1 else "Beside its control"
         lines.append((over, f"RL's {how} success, in points: {against}."))
     for file in sorted(RunFolder(run.folder).action_errors_of("any").parent.glob("*.json")):
-        found = ActionErrors.model_validate_json(file.read_bytes())
+        found = read_written(ActionErrors, file, OF_OTHERS)
         lines.append((f"On recordings, {found.name}: {found.headline()}", NOT_SUCCESS))
     return lines or [("This run has no evaluation yet,", "so there is no success rate to report.")]
 

@@ -17,8 +17,9 @@ from markupsafe import Markup
 from pydantic import BaseModel
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import read_written
 from vla_rl.evaluation.compare import Comparison, format_p
-from vla_rl.evaluation.gate import GateCheck
+from vla_rl.evaluation.gate import OF_OTHERS, read_gate
 from vla_rl.evaluation.report.charts import BLUE, GRAY, Bar, bar_chart
 from vla_rl.evaluation.report.read import Suites
 from vla_rl.evaluation.results import Evaluation, EvaluationError
@@ -36,7 +37,7 @@ def broken_trust(folder: Path, after: Evaluation | None) -> list[str]:
     run = RunFolder(folder)
     if not run.admission.is_file():
         return []
-    admission = Admission.model_validate_json(run.admission.read_bytes())
+    admission = read_written(Admission, run.admission, OF_OTHERS)
     bounds = {verdict.figure: verdict.bound for verdict in admission.verdicts}
     last = _json(run.rounds).get("rows", [{}])[-1]
     said = []
@@ -56,7 +57,7 @@ def broken_trust(folder: Path, after: Evaluation | None) -> list[str]:
             )
     imagined = last.get("imagined")
     if imagined is None:
-        imagined = next((check["imagined"] for check in _json(run.gate).get("checks", [])[::-1]), None)
+        imagined = next((check.imagined for check in read_gate(run.gate).checks[::-1]), None)
     mode = next((mode for mode in after.modes if mode != "greedy"), None) if after else None
     if imagined is not None and after is not None and mode is not None:
         rate = after.rate(mode)
@@ -121,7 +122,7 @@ def links(folder: Path) -> list[tuple[str, str]]:
     run = RunFolder(folder)
     found = []
     if run.admission.is_file():
-        page = Admission.model_validate_json(run.admission.read_bytes()).page
+        page = read_written(Admission, run.admission, OF_OTHERS).page
         if not page.is_file():  # The folder was moved, or copied from another machine.
             moved = (folder / Path(*page.parts[i:]) for i in range(1, len(page.parts)))
             page = next((path for path in moved if path.is_file()), page)
@@ -219,13 +220,13 @@ def imagination(folder: Path) -> dict[str, Any] | None:
     file = RunFolder(folder).admission
     if not file.is_file():
         return None
-    admission = Admission.model_validate_json(file.read_bytes())
+    admission, gate = read_written(Admission, file, OF_OTHERS), read_gate(RunFolder(folder).gate)
     return {
         "problem": admission.problem,
         "verdicts": [verdict.model_dump() | {"state": _state(verdict)} for verdict in admission.verdicts],
         "page": str(admission.page),
-        "checks": [check.text() for check in _checks(folder)],
-        "power": _gate(folder).get("power", ""),
+        "checks": [check.text() for check in gate.checks],
+        "power": gate.power,
         "clips": _clips(Path(admission.report)),
     }
 
@@ -304,22 +305,13 @@ def _state(verdict: Verdict) -> str:
     return "open" if math.isnan(verdict.value) else "fails"
 
 
-def _gate(folder: Path) -> dict[str, Any]:
-    file = RunFolder(folder).gate
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _checks(folder: Path) -> list[GateCheck]:
-    return [GateCheck.model_validate(check) for check in _gate(folder).get("checks", [])]
-
-
 def _clips(report: Path) -> list[dict[str, Any]]:
     """Imagined-beside-real clips of the trust report: one of each outcome, then more."""
     if not report.is_file():
         return []
     seen: dict[tuple[bool, bool], int] = {}
     ranked = []
-    for clip in TrustClips.model_validate_json(report.read_bytes()).clips:
+    for clip in read_written(TrustClips, report, OF_OTHERS).clips:
         outcome = (clip.real, clip.imagined)
         seen[outcome] = seen.get(outcome, 0) + 1
         ranked.append((seen[outcome], clip))

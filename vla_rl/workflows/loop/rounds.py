@@ -15,7 +15,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import CHECKED, REFERENCE, GateCheck, Verdict
+from vla_rl.evaluation.gate import CHECKED, REFERENCE, GateCheck, Verdict, read_gate
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.training.config import TrainConfig
@@ -224,10 +224,7 @@ def counted_episodes(recipe: LoopRecipe, done: Round) -> RealEpisodes:
 
 def gate_checks(done: Round) -> list[GateCheck]:
     """The checks of a round's gate, in order."""
-    file = RunFolder(done.run).gate
-    if not file.is_file():
-        return []
-    return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
+    return list(read_gate(RunFolder(done.run).gate).checks)
 
 
 def _collected(dataset: Path) -> int:

@@ -1,33 +1,32 @@
-"""The trust page's charts: curves by frame, calibration, policies; each an SVG picture as a data address."""
+"""The trust page's charts: curves by frame, calibration, policies; each an SVG inside the page."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib.figure
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+
 from vla_rl.evaluation.outcomes import Calibration
+from vla_rl.evaluation.report.charts import inline
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import PolicyRates
 
 # Okabe & Ito's colors, told apart by color-blind readers too.
 BLUE, ORANGE, GREEN, GRAY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#8796A5", "#D55E00"
 _STYLE: dict[Any, Any] = {
-    "axes.edgecolor": "#cdd5dc",
     "axes.grid": True,
-    "axes.labelcolor": "#5b6875",
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "font.size": 9,
-    "grid.color": "#e3e8ed",
+    "grid.alpha": 0.15,
+    "grid.color": "black",
     "legend.frameon": False,
-    "svg.hashsalt": "trust",  # The same chart is the same file.
-    "xtick.color": "#5b6875",
-    "ytick.color": "#5b6875",
 }
 
 
@@ -39,7 +38,7 @@ class Line(NamedTuple):
     color: str
 
 
-def curves_chart(title: str, lines: Sequence[Line], horizon: float | None, percent: bool = False) -> str:
+def curves_chart(title: str, lines: Sequence[Line], horizon: float | None, percent: bool = False) -> Markup:
     """Curves over control steps; a dashed line at the trust horizon, in control steps, where it was measured."""
 
     def draw(axes: Any) -> None:
@@ -52,6 +51,7 @@ def curves_chart(title: str, lines: Sequence[Line], horizon: float | None, perce
             axes.axvline(horizon, color=VERMILION, linestyle="--", linewidth=1, label="trust horizon")
         axes.set_xlim(left=0)
         axes.set_xlabel("control steps imagined")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if percent:
             axes.set_ylim(-2, 102)
             axes.set_ylabel("%")
@@ -60,7 +60,7 @@ def curves_chart(title: str, lines: Sequence[Line], horizon: float | None, perce
     return _picture(title, draw)
 
 
-def calibration_chart(calibrations: Mapping[str, Calibration]) -> str:
+def calibration_chart(calibrations: Mapping[str, Calibration]) -> Markup:
     """Success rate against predicted probability; on the diagonal, what is predicted happens as often as that."""
     names = {"imagined": ("imagined frames", BLUE), "real": ("real frames", ORANGE)}
 
@@ -78,7 +78,7 @@ def calibration_chart(calibrations: Mapping[str, Calibration]) -> str:
     return _picture("Calibration", draw)
 
 
-def policies_chart(policies: Sequence[PolicyRates]) -> str:
+def policies_chart(policies: Sequence[PolicyRates]) -> Markup:
     """Imagined against real success of each policy."""
 
     def draw(axes: Any) -> None:
@@ -104,14 +104,10 @@ def _percent_axes(axes: Any, x_label: str, y_label: str) -> None:
     axes.legend(fontsize=8, loc="upper left")
 
 
-def _picture(title: str, draw: Any) -> str:
-    import matplotlib.figure
-
+def _picture(title: str, draw: Any) -> Markup:
     with matplotlib.rc_context(_STYLE):
         figure = matplotlib.figure.Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
         draw(axes)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()
+        return inline(figure, title)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.report.charts import page_template
 from vla_rl.evaluation.statistics import Figure
@@ -197,21 +199,19 @@ def _group(report: TrustReport, name: str) -> dict[str, Any]:
     ]
     charts = [_curves(report, *chart) for chart in _CHARTS.get(name, ())]
     if name == OUTCOMES and report.calibrations:
-        charts.append(("Calibration curve", calibration_chart(report.calibrations)))
+        charts.append(calibration_chart(report.calibrations))
     if name == POLICIES and report.policies:
-        charts.append(("Policies", policies_chart(report.policies)))
+        charts.append(policies_chart(report.policies))
     return {"name": name, "lead": _LEADS[name], "rows": rows, "charts": [chart for chart in charts if chart]}
 
 
-def _curves(
-    report: TrustReport, title: str, lines: Sequence[tuple[str, str, str]], percent: bool
-) -> tuple[str, str] | None:
-    """(title, picture) of the curves that were measured; None where none was."""
+def _curves(report: TrustReport, title: str, lines: Sequence[tuple[str, str, str]], percent: bool) -> Markup | None:
+    """The chart of the curves that were measured; None where none was."""
     found = [Line(name, report.curves[key], color) for name, key, color in lines if key in report.curves]
     horizon = report.figure("trust_horizon")
     if not found:
         return None
-    return title, curves_chart(title, found, None if horizon is None else horizon.value, percent)
+    return curves_chart(title, found, None if horizon is None else horizon.value, percent)
 
 
 def _styles(report: TrustReport) -> dict[str, Any] | None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from browser import browser, missing_browser
 from test_report import run, video  # noqa: F401  (fixtures)
+from typer.testing import CliRunner
 
+from vla_rl.cli.app import app
 from vla_rl.evaluation.gate import GateCheck, Pooled
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.report.sections import rounds
@@ -85,6 +87,10 @@ def test_the_gates_checks_are_told(imagined):
     page = write_report(imagined).read_text()
     assert "gate at iteration 8: better; real success 30 % -&gt; 70 % in 20 pairs" in page
     assert "What it can tell." in page
+    (imagined / "gate.json").write_text(json.dumps({"checks": [{"iteration": 8, "p": 0.01}]}))
+    refused = CliRunner().invoke(app, ["report", str(imagined)])
+    assert refused.exit_code == 2, refused.output
+    assert f"{imagined / 'gate.json'}: checks.0.reference: Field required. Use the version of vla-rl" in refused.stderr
 
 
 @pytest.mark.parametrize(

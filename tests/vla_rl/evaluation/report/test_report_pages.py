@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import browser, missing_browser
+from own_recordings import so101
 from test_report import run, video  # noqa: F401  (fixtures)
 
+from vla_rl.evaluation.dataset_page import write_dataset_page
 from vla_rl.evaluation.report.charts import BLUE, GREEN, ORANGE, PURPLE
 from vla_rl.evaluation.report.report import write_report
 
@@ -69,6 +71,22 @@ def test_it_is_readable_on_a_phone_and_in_the_dark(run) -> None:  # noqa: F811
             grounds = {t["ground"] for t in texts}
             assert all((rgb(ground).mean() < 0.1) == (scheme == "dark") for ground in grounds)
             context.close()
+
+
+@pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "a browser is here")
+def test_charts_of_a_dataset_take_the_colors_of_its_page(tmp_path: Path) -> None:
+    dataset = so101(tmp_path / "data", episodes=6, videos=False)
+    page_file = write_dataset_page(dataset)
+    with browser() as chromium:
+        for width, scheme in itertools.product((390, 1280), ("light", "dark")):
+            page = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+            page.goto(page_file.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            texts = page.evaluate(TEXTS)
+            faint = [text for text in texts if contrast(text["ink"], text["ground"]) < 4.5]
+            assert len(texts) > 60 and not faint, (width, scheme, faint[:3])
+            axes = page.eval_on_selector_all("svg.figure path", "all => all.map(one => getComputedStyle(one).stroke)")
+            assert page.evaluate("getComputedStyle(document.body).color") in axes
 
 
 def schemes() -> list[dict[str, str]]:
