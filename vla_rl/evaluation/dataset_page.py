@@ -180,7 +180,7 @@ def _finite(data: Recorded, number: int) -> np.ndarray:
 
 
 def _draw_lengths(data: Recorded) -> Figure:
-    figure = mpl.Figure(figsize=(6.4, 2.2), dpi=110, layout="constrained")
+    figure = mpl.Figure(figsize=(4.2, 2.0), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.hist(data.lengths / data.fps, bins=min(40, max(5, len(data.lengths) // 3)), color=BLUE)
     axes.set_xlabel("seconds of an episode")

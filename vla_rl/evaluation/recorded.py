@@ -304,7 +304,7 @@ def write_page(result: ActionErrors, tracks: Sequence[Track], path: Path, comman
 
 def draw_steps(result: ActionErrors) -> Figure:
     """Error over the steps of the chunk, policy and baseline, with intervals."""
-    figure = Figure(figsize=(6.4, 3.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(4.4, 3.0), dpi=110, layout="constrained")
     axes, steps = figure.subplots(), np.arange(1, len(result.steps) + 1)
     for bands, color, marker, name in (
         ([one.error for one in result.steps], BLUE, "o", result.name),
@@ -317,7 +317,7 @@ def draw_steps(result: ActionErrors) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"step of the chunk ({1000 / result.control_hz:.0f} ms each)")
     axes.set_ylabel("action error, % of the range")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -106,7 +106,7 @@ def _percent_axes(axes: Any, x_label: str, y_label: str) -> None:
 
 def _picture(title: str, draw: Any) -> Markup:
     with matplotlib.rc_context(_STYLE):
-        figure = matplotlib.figure.Figure(figsize=(5.2, 3.2), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(3.8, 2.6), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
         draw(axes)
