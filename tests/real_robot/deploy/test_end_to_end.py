@@ -103,8 +103,7 @@ def test_in_real_time_with_jpeg_the_success_rate_is_that_of_the_simulator(
     robot stands while a chunk is computed, one step at least; the horizon has that step for each chunk, so that the
     policy has as many as in the simulator."""
     patient = ["observation.max_age=1", "safety.observation_timeout=1", "safety.command_timeout=1", "silence=60"]
-    # At a quarter of its speed the simulator goes a quarter as far as it is told.
-    slow = ["rate=5", "execution.max_blind=1", "safety.checks.motion_tolerance=0", *patient]
+    slow = ["rate=5", "execution.max_blind=1", "safety.workspace.meters_per_unit=0.25", *patient]
     horizon = HORIZON + -(-HORIZON // CHUNK)
     found = over_ros(graph, ["speed=0.25", f"env.horizons.{TASK}={horizon}"], slow)
     driven = [t for t in json_lines(graph.folder / "ticks.jsonl") if t["mode"] != "inactive"]

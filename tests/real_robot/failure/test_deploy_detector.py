@@ -151,7 +151,7 @@ def start(graph: RosGraph, detector: Path, sim: list[str], *options: str) -> Chi
     graph.cli("server", "serve", POLICY, "--port", str(port))
     graph.cli("sim", "robot", "sim", *sim, "--master", graph.master.uri)
     slow = ["rate=5", "observation.max_age=2", "safety.observation_timeout=2", "safety.command_timeout=2", "silence=60"]
-    slow += ["safety.checks.motion_tolerance=0"]  # at a quarter of its speed it goes a quarter as far as it is told
+    slow += ["safety.workspace.meters_per_unit=0.25"]  # a quarter of its speed
     return graph.cli(
         *("deploy", "deploy", "sim_robot", f"transport.master={graph.master.uri}", *slow),
         *("--server", f"127.0.0.1:{port}", "--wait", "300", "--detector", str(detector)),

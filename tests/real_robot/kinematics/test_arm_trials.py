@@ -70,6 +70,6 @@ def test_a_policy_that_asks_into_a_wall(arm: Arm) -> None:
     until(lambda: arm.nearest() < 0.06, "nearness")
     arm.await_stand()
     refused = next(x["time"] for x in json_lines(arm.ticks) if x["time"] > asked and "model" in x["limited"])
-    rest = next(a for a, b in pairwise([*arm.motions(), math.inf]) if a > refused - 1 / RATE and b - a > 1.5 / RATE)
+    rest = next(a for a, b in pairwise([*arm.motions(), math.inf]) if b - max(a, refused) > 1.5 / RATE)
     report(rest - refused)
     assert arm.nearest() >= 0.01 and rest - refused < STOPPING

@@ -28,6 +28,7 @@ SCENES = 4
 PATIENT = [  # a busy machine, at half of the speed
     *("rate=10", "silence=60", "pace_timeout=0.2", "execution.max_blind=2", "observation.max_age=2"),
     *("safety.observation_timeout=2", "safety.command_timeout=2", "episode.timeout=60"),
+    "safety.workspace.meters_per_unit=0.5",
 ]
 CALL = """
 import sys
