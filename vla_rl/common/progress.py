@@ -162,14 +162,18 @@ def episode_progress(
 
 
 @contextmanager
-def step_progress(text: str, total: int, show: bool) -> Iterator[Callable[[int, str], None]]:
-    """Yields `advance(step, said)`, which shows how many of `total` steps are taken, and what is said of the last."""
+def step_progress(text: str, total: int, show: bool, unit: str = " steps/s") -> Iterator[Callable[[int, str], None]]:
+    """Yields `advance(step, said)`, which shows how many of `total` steps are taken, and what is said of the last.
+
+    Args:
+        unit: of the rate.
+    """
     if not show:
         yield lambda step, said: None
         return
     bar = _Bar(text, total)
     with bar.bar:
-        yield lambda step, said: bar.show(step, " steps/s", said)
+        yield lambda step, said: bar.show(step, unit, said)
 
 
 # --- where a run is --------------------------------------------------------------------------------

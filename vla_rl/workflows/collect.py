@@ -8,6 +8,7 @@ from typing import Any
 
 from vla_rl.common.distributed.process_group import current
 from vla_rl.common.next_command import next_command
+from vla_rl.common.progress import step_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.recipe.checks import SFT, demonstrations_of
@@ -39,24 +40,24 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
     for reason in left_out(env_config, config).values():
         show(f"left out: {reason}")
 
-    def on_progress(summary: dict[str, Any]) -> None:
-        attempts = summary["attempts"]
-        num_successes = sum(rate * attempts[task] for task, rate in summary["success_rate"].items())
-        success = 100 * num_successes / max(1, sum(attempts.values()))
-        show(
-            f"{summary['episodes']} of {summary['episodes_wanted']} episodes, {success:.0f} % success, "
-            f"{summary['frames_per_second']:.0f} frames/s"
-        )
+    total = config.episodes_per_task * len(config.tasks or env_config.env_spec().tasks)
+    with step_progress("episodes", total, show=True, unit="/s") as advance:
 
-    return collect_dataset(
-        env_config,
-        config,
-        policy=policy,
-        policy_version=version,
-        seed=recipe.seed,
-        on_progress=on_progress,
-        place=recipe.rollout.placed,
-    )
+        def on_progress(summary: dict[str, Any]) -> None:
+            attempts = summary["attempts"]
+            num_successes = sum(rate * attempts[task] for task, rate in summary["success_rate"].items())
+            success = 100 * num_successes / max(1, sum(attempts.values()))
+            advance(summary["episodes"], f"{success:.0f} % success, {summary['frames_per_second']:.0f} frames/s")
+
+        return collect_dataset(
+            env_config,
+            config,
+            policy=policy,
+            policy_version=version,
+            seed=recipe.seed,
+            on_progress=on_progress,
+            place=recipe.rollout.placed,
+        )
 
 
 def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def test_a_passing_bar_leaves_nothing_and_no_bar_is_no_bar(capsys):
     assert capsys.readouterr().out.strip() == ""
 
 
-def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
+def test_collecting_shows_the_success_of_what_was_played(monkeypatch, capsys):
     def collect_dataset(*_, on_progress, **__):
         on_progress(
             {
@@ -45,10 +45,10 @@ def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
         return {}
 
     monkeypatch.setattr("vla_rl.workflows.collect.collect_dataset", collect_dataset)
-    shown: list[str] = []
     recipe = SimpleNamespace(acting_env=None, seed=0, rollout=LocalRolloutConfig())
-    collect(recipe, CollectConfig(), shown.append)  # type: ignore[arg-type]
-    assert shown == ["20 of 100 episodes, 90 % success, 30 frames/s"]
+    collect(recipe, CollectConfig(tasks=("push", "stack"), episodes_per_task=50), print)  # type: ignore[arg-type]
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 1 and "20/100" in shown[0] and shown[0].endswith("90 % success, 30 frames/s")
 
 
 def test_a_stopwatch_waits_for_the_gpu_only_where_asked_to(monkeypatch):
