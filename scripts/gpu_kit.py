@@ -74,10 +74,11 @@ def trace(commands: Iterable[str]) -> set[Path]:
     with tempfile.TemporaryDirectory(prefix="kit-") as folder:
         log, work = Path(folder) / "opened", Path(folder) / "work"
         work.mkdir()
+        env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         watch = ["strace", "-f", "-qq", "-y", "-z", "--seccomp-bpf", "-e", "trace=open,openat", "-o", str(log)]
         for command in commands:
             print(f"running: {command}", flush=True)
-            if subprocess.run([*watch, *shlex.split(command)], cwd=work, check=False).returncode:
+            if subprocess.run([*watch, *shlex.split(command)], cwd=work, env=env, check=False).returncode:
                 raise SystemExit(f"failed here, so it would there: {command}")
             with log.open(errors="replace") as lines:
                 opened |= {Path(match[1]) for line in lines if (match := OPENED.search(line))}

@@ -62,7 +62,7 @@ def test_a_bare_python_runs_a_command_with_the_kit_and_not_without(tmp_path: Pat
     assert "No module named 'pydantic'" in run("python3", "-c", "import pydantic", env=bare).stderr
     ran = run("bash", "-c", f"source {moved}/env.sh && {COMMAND}", env=bare, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == run(*COMMAND.split()).stdout
+    assert ran.stdout == run(sys.executable, "-m", "vla_rl", *COMMAND.split()[1:]).stdout
 
 
 def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:

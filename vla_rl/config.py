@@ -93,6 +93,7 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported or extends another base.
     """
+    check_packages(OUR_PACKAGES)
     is_run = section == "run"
     known, base_name = (RUNS, RUNS["eval"]) if is_run else (KINDS[section], BASES[section])
     field, what = ("run", "kind of run") if is_run else (f"{name or section}.kind", f"{section} section")
@@ -103,7 +104,6 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     try:
         found = resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        check_packages(OUR_PACKAGES)
         raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, resolve_name(base_name))):
         needed = f"it must be a class that extends {base_name.replace(':', '.')}"

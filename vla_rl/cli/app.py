@@ -130,10 +130,10 @@ def loaded(name: str) -> Any:
     Raises:
         ConfigError: a package that it needs is not installed, or one of ours is hidden.
     """
+    check_packages(OUR_PACKAGES)
     try:
         group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
-    except ImportError as error:
-        check_packages(OUR_PACKAGES)
+    except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in EXTRAS:
             raise
