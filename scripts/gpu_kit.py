@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +25,8 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = Path(sysconfig.get_path("purelib")).resolve()
@@ -40,11 +43,6 @@ export PYTHONPATH="$here/vla-rl:$here/packages${PYTHONPATH:+:$PYTHONPATH}" PATH=
 PROGRAM = '#!/bin/sh\nexec python3 -m vla_rl "$@"\n'
 
 
-def normalized(name: str) -> str:
-    """Return a distribution's name as an index compares it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def read_target(file: Path) -> dict[str, str]:
     """Name -> version of what the target has, from `pip freeze`; empty where only names are given.
 
@@ -58,7 +56,7 @@ def read_target(file: Path) -> dict[str, str]:
             continue
         if (match := NAME.match(line)) is None:
             raise SystemExit(f"{file}, line {number}: got {line!r}; expected NAME==VERSION, or a name alone")
-        found[normalized(match[1])] = match[2] or ""
+        found[canonicalize_name(match[1])] = match[2] or ""
     return found
 
 
@@ -87,9 +85,10 @@ def trace(commands: Iterable[str]) -> set[Path]:
 
 
 def source_of(path: Path) -> Path:
-    """Return the module that a .pyc was compiled from; another file as it is."""
-    source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-    return source if path.suffix == ".pyc" and path.parent.name == "__pycache__" and source.is_file() else path
+    """Return the module that a .pyc was compiled from, where it is there; another file as it is."""
+    is_compiled = path.suffix == ".pyc" and path.parent.name == "__pycache__"
+    source = Path(importlib.util.source_from_cache(path)) if is_compiled else path
+    return source if source.is_file() else path
 
 
 def by_package(opened: set[Path]) -> dict[Path, importlib.metadata.Distribution]:
@@ -108,7 +107,7 @@ def packages(opened: set[Path], target: Mapping[str, str]) -> tuple[dict[str, se
     needed, differs = defaultdict[str, set[Path]](set), list[str]()
     facts: dict[str, importlib.metadata.Distribution] = {}
     for path, found in by_package(opened).items():
-        facts[name := normalized(found.metadata["Name"])] = found
+        facts[name := canonicalize_name(found.metadata["Name"])] = found
         needed[name].add(path)
     for name, found in facts.items():
         if name in target:
@@ -203,7 +202,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.output.exists():
         raise SystemExit(f"--output: {args.output} exists; name another folder, or move it away")
-    pack(args.commands, read_target(args.target) | {normalized(name): "" for name in args.leave_out}, args.output)
+    pack(
+        args.commands, read_target(args.target) | {canonicalize_name(name): "" for name in args.leave_out}, args.output
+    )
 
 
 if __name__ == "__main__":

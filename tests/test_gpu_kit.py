@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "gpu_kit.py"
@@ -29,7 +30,7 @@ def packed(target: Path, output: Path, command: str) -> subprocess.CompletedProc
 
 def there() -> dict[str, importlib.metadata.Distribution]:
     """Name -> each package that the target has: all that are here but `LACKED` and ours."""
-    found = {d.metadata["Name"].lower().replace("_", "-"): d for d in importlib.metadata.distributions()}
+    found = {canonicalize_name(d.metadata["Name"]): d for d in importlib.metadata.distributions()}
     return {name: found[name] for name in sorted(found.keys() - LACKED - {"vla-rl"})}
 
 

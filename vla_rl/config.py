@@ -161,20 +161,6 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     return config
 
 
-def read_written(kind: type[M], file: Path, fix: str) -> M:  # noqa: UP047
-    """Read what a program wrote into a JSON file; `fix`: what to do with one of other fields.
-
-    Raises:
-        ConfigError: it is damaged, or of a version that says other things.
-    """
-    try:
-        return kind.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        found = error.errors()[0]
-        what = ".".join(map(str, found["loc"])) or "the file"
-        raise ConfigError(f"{file}: {what}: {found['msg']}. {fix}") from None
-
-
 def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
     """(name, value) of each number that is infinite or NaN; what is free to hold anything, in a mapping, may be."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -188,6 +174,20 @@ def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
         inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
     for key, one in inner:
         yield from _not_finite(one, f"{name}.{key}" if name else str(key))
+
+
+def read_written(kind: type[M], file: Path, fix: str) -> M:  # noqa: UP047
+    """Read what a program wrote into a JSON file; `fix`: what to do with one of other fields.
+
+    Raises:
+        ConfigError: it is damaged, or of a version that says other things.
+    """
+    try:
+        return kind.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        found = error.errors()[0]
+        what = ".".join(map(str, found["loc"])) or "the file"
+        raise ConfigError(f"{file}: {what}: {found['msg']}. {fix}") from None
 
 
 # --- YAML files and overrides ------------------------------------------------------------------
