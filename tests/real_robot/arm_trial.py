@@ -65,6 +65,8 @@ class Arm(Deployment):
     def reach(self, goal: str) -> None:
         """The policy asks for these joints from now on. Returns when the arm is on its way."""
         self.await_ticks()
+        if self.mode() == "stopped":  # a trial before this one failed, and left its fault behind
+            self.end_fault()
         now = time.monotonic()
         self.server.type(f"{goal}\n")
         until(lambda: self.graph.check_alive() or sum(m > now for m in self.motions()) > 3, "motion")
@@ -74,7 +76,8 @@ class Arm(Deployment):
         until(lambda: self.graph.check_alive() or time.monotonic() - self.last_motion() > 0.5, "standing")
 
     def tell(self, fault: str) -> float:
-        """Say it on /fault. Returns when the arm heard it."""
+        """Say it on /fault. Returns when the arm heard it; `deploy.says` looks at what follows."""
+        self.deploy.listen()
         told = lambda: [line["time"] for line in json_lines(self.trace) if line.get("fault") == fault]  # noqa: E731
         before = len(told())
         self.teller.type(f"{fault}\n")

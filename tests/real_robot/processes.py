@@ -60,7 +60,7 @@ class Child:
     """A process, its output in a file, its keyboard a pipe."""
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str], cwd: Path = ROOT) -> None:
-        self.log = log
+        self.log, self._heard = log, 0
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -84,12 +84,15 @@ class Child:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def listen(self) -> None:
+        """What it has said by now counts no more in `says`."""
+        self._heard = len(self.output())
+
     def says(self, text: str) -> bool:
-        if self.process.poll() is not None and text not in self.output():
-            raise AssertionError(
-                f"the process ended ({self.process.returncode}) before {text!r}:\n{self.output()[-3000:]}"
-            )
-        return text in self.output()
+        ended, said = self.process.poll(), self.output()[self._heard :]
+        if ended is not None and text not in said:
+            raise AssertionError(f"the process ended ({ended}) before {text!r}:\n{said[-3000:]}")
+        return text in said
 
     def kill(self) -> None:
         if self.process.poll() is None:

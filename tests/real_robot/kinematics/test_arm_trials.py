@@ -58,7 +58,7 @@ def test_what_is_published_no_more(arm: Arm, fault: str, reason: str) -> None:
     arm.await_stand()
     report(arm.last_motion() - told)
     assert arm.last_motion() - told < TIMEOUT + STOPPING
-    assert arm.mode() in ("holding", "stopped")
+    until(lambda: arm.mode() == "stopped", "the stop")
     arm.end_fault()
 
 

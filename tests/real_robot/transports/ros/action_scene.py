@@ -71,6 +71,17 @@ class Scene:
         lines = json_lines(self._log)[self._since :]
         return [e for e in lines if e["event"] == event and all(e.get(k) == v for k, v in like.items())]
 
+    def goals(self, server: str) -> list[dict[str, Any]]:
+        """Its goals in their order. One that a hold canceled, and that was sent anew after it, is one goal."""
+        goals, canceled = list[dict[str, Any]](), False
+        for line in json_lines(self._log)[self._since :]:
+            if line["event"] == "cancel" and line["server"] == server:
+                canceled = True
+            elif line["event"] == "goal" and line["server"] == server:
+                again = canceled and goals and goals[-1] | {"time": 0.0} == line | {"time": 0.0}
+                goals, canceled = goals if again else [*goals, line], False
+        return goals
+
     def states(self) -> list[dict[str, Any]]:
         return json_lines(self.folder / f"loop{self._num_loops}.jsonl")
 

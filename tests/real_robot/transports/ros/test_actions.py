@@ -65,11 +65,11 @@ def test_a_goal_is_sent_once_and_a_newer_one_preempts_it(scene: Scene) -> None:
     until(lambda: scene.events("service", name="suction"), "the switch", 30)
     scene.ask(finger=0.03, arm=[0.1, -0.1], suction=0.2)
     until(lambda: scene.events("moved", joint="finger", position=0.03), "the second goal", 30)
-    goals = scene.events("goal", server="gripper")
+    goals = scene.goals("gripper")
     assert [round(g["position"], 4) for g in goals] == [0.02, 0.03] and goals[0]["max_effort"] == 20
     until(lambda: len(scene.events("service", name="suction")) == 2, "the switch back", 30)
     assert [s["data"] for s in scene.events("service", name="suction")] == [True, False]
-    (arm,) = scene.events("goal", server="arm")
+    (arm,) = scene.goals("arm")
     assert arm["seconds"] == 0.2 and list(arm["targets"]) == ["a", "b"]
     assert len(scene.events("service", name="start")) == 1, "the contract's start"
 
@@ -78,7 +78,8 @@ def test_a_goal_is_sent_once_and_a_newer_one_preempts_it(scene: Scene) -> None:
     scene.ask(finger=0.0, arm=[0.1, -0.1])
     until(lambda: scene.finger() == 0.0, "the way back", 30)
     assert max(e["position"] for e in scene.events("moved", joint="finger")) < 0.19
-    assert [s["mode"] for s in scene.states()][-1] == "running" and not scene.events("cancel", server="arm")
+    scene.awaits("running")
+    assert len(scene.goals("arm")) == 1
 
 
 @pytest.mark.parametrize(
