@@ -36,7 +36,7 @@ SHARED = "torch scipy.stats transformers peft timm cv2 pydantic typer pytest pyt
 # Module -> the tests that are to catch its faults: files (test_NAME.py) that run it, those that end first in front.
 TABLE = {
     "vla_rl/algorithms/losses.py": "losses stale learner",
-    "vla_rl/algorithms/batch.py": "prepare dealing",
+    "vla_rl/algorithms/batch.py": "prepare sharding",
     "vla_rl/algorithms/ppo.py": "prepare advantages learner",
     "vla_rl/algorithms/learner.py": "waits prepare learner stale",
     "vla_rl/rollout/runner.py": "episode_runner rollout",
