@@ -26,8 +26,9 @@ NOTHING_RAN = 5  # pytest's exit status.
 
 
 def slow_files() -> list[Path]:
-    """The test files that mark a test slow."""
-    return [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.slow" in file.read_text("utf-8")]
+    """The test files that mark a test slow, or whose fixture does."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [file for file in files if re.search(r"mark\.slow|on_both_graphs", file.read_text("utf-8"))]
 
 
 def imported(file: Path, helpers: dict[str, Path]) -> set[Path]:
@@ -76,7 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="Only say which files would run.")
     parser.add_argument("--known", action="store_true", help="Only files that have passed before; the others are told.")
-    parser.add_argument("--jobs", type=int, default=2, help="Files side by side.")
+    parser.add_argument("--jobs", type=int, default=2, help="Files side by side; live ones come last, one by one.")
     parser.add_argument("--minutes", type=float, default=60.0, help="Begin no further file after so long.")
     args = parser.parse_args()
     helpers = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if not path.stem.startswith("test_")}
@@ -104,8 +105,11 @@ def main() -> int:
         if has_passed:
             passed[name] = digests[name]
 
+    live = [name for name in due if "mark.live" in (ROOT / name).read_text("utf-8")]
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(one, due))
+        list(pool.map(one, [name for name in due if name not in live]))
+    for name in live:  # Each has the machine to itself.
+        one(name)
     kept = {name: passed[name] for name in sorted(passed.keys() & digests.keys())}
     PASSED.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     print(*(f"failed: {name}" for name in failed), sep="\n")

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import subprocess
+import threading
 import tomllib
 from pathlib import Path
 
@@ -324,3 +325,26 @@ def test_a_slow_test_is_due_when_it_or_what_it_imports_changes(
     monkeypatch.setattr("sys.argv", ["slow_tests.py"])
     assert slow_tests.main() == 1 and "failed: tests/test_a.py" in capsys.readouterr().out
     assert due("--list").startswith("1 of 1 files"), "a failure is no pass"
+
+
+def test_files_with_live_tests_run_after_the_others_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a": "mark.live on_both_graphs", "b": "mark.slow mark.live", "c": "mark.slow", "d": "mark.slow", "e": ""}
+    (tmp_path / "tests").mkdir()
+    for name, marks in files.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(f'"""{marks}"""\n')
+    both, log = threading.Barrier(2, timeout=60), list[str]()
+
+    def run(file: Path) -> tuple[bool, bool, str]:
+        log.append(f"{file.stem} begins")
+        if file.stem in ("test_c", "test_d"):
+            both.wait()
+        log.append(f"{file.stem} ends")
+        return True, True, "1 passed"
+
+    monkeypatch.setattr(slow_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(slow_tests, "PASSED", tmp_path / "tests" / "slow_passed.json")
+    monkeypatch.setattr(slow_tests, "run", run)
+    monkeypatch.setattr("sys.argv", ["slow_tests.py"])
+    assert slow_tests.main() == 0
+    assert {line[:6] for line in log[:4]} == {"test_c", "test_d"}
+    assert log[4:] == ["test_a begins", "test_a ends", "test_b begins", "test_b ends"]
