@@ -10,11 +10,13 @@ import typer
 from vla_rl.cli.options import Overrides, RecipeName, check_writable, say
 from vla_rl.cli.running import load
 from vla_rl.common.errors import ConfigError
+from vla_rl.common.next_command import next_command
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate
 from vla_rl.workflows.plan.command import run
 from vla_rl.workflows.plan.plan import Machines
+from vla_rl.workflows.plan.preflight import preflight as play
 
 app = typer.Typer()
 
@@ -29,6 +31,9 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Only print the memory that each GPU will need, by part; measures nothing.")
     ] = False,
+    preflight: Annotated[
+        int | None, typer.Option(min=16, max=4096, help="Only play so many episodes; say what RL would learn from.")
+    ] = None,
     envs: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Environments per GPU that rolls out; by default env.num_envs.")
     ] = None,
@@ -62,10 +67,13 @@ def plan(
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """
-    if memory:
-        if envs or workers or costs or roofline or output or as_json:
-            raise ConfigError("--memory: measures and simulates nothing; of the other options it takes --gpus alone")
-        typer.echo(estimate(load(recipe, overrides, ANY, runs=False), gpus or 1).text())
+    if memory or preflight:
+        if envs or workers or costs or roofline or output or as_json or (preflight and (memory or gpus)):
+            raise ConfigError(
+                "--memory, --preflight: they simulate no run; of the other options --memory takes --gpus alone, "
+                "--preflight none"
+            )
+        typer.echo("\n".join(_without_a_run(recipe, overrides, preflight, gpus or 1)))
         return
     check_writable(output)
     loaded = load(recipe, overrides, PLAN, runs=False)
@@ -83,6 +91,14 @@ def plan(
         as_json=as_json,
         say=say,
     )
+
+
+def _without_a_run(recipe: str, overrides: list[str] | None, preflight: int | None, gpus: int) -> list[str]:
+    """Lines of what a few episodes say of RL; without them, of the memory that each GPU needs."""
+    if preflight:
+        found = play(load(recipe, overrides, PLAN), preflight)
+        return [found.text(), next_command("train", recipe, *(overrides or ()))]
+    return [estimate(load(recipe, overrides, ANY, runs=False), gpus).text()]
 
 
 # No help option of click's: behind WHAT, --help belongs to the benchmark; `bench` answers it where there is none.

@@ -143,7 +143,7 @@ def test_no_help_text_is_eaten_as_markup() -> None:
             ["plan", "--memory", "openvla_libero_grpo", "policy.path={tmp}"],
             "config.json: not found. A policy folder holds",
         ),
-        (["plan", "tabletop_grpo", "--memory", "--roofline"], "of the other options it takes --gpus alone"),
+        (["plan", "tabletop_grpo", "--memory", "--roofline"], "of the other options --memory takes --gpus alone"),
         (["sweep", "tabletop_grpo"], "sweep: give either --over OPTION=VALUES"),
         (["calibrate", "camera", "a", "--intrinsics", "b"], "--intrinsics: is of --mount, which says what the camera"),
         (["report", "nosuch"], "nosuch: holds no run (no config.yaml)"),
