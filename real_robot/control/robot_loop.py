@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 WAIT = Command(np.zeros(0, np.float32), "hold", 0.0)  # of an action source: send nothing until there is an action
 BY_HAND = ("console", "keyboard")  # what the reason of a stop that a person pressed begins with
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
+STANDING = 0.2  # seconds for which a standstill is told before the process may end, which may lose its last message
 
 
 class Robot(Protocol):
@@ -224,15 +225,15 @@ class ControlLoop:
 
     def brake(self) -> None:
         """Come to a standstill, also where sending fails meanwhile: it is tried at each tick."""
-        config = self.supervisor.config
-        for _ in range(round(config.stopping_time() * config.control_hz) + 1):
+        config, num_told = self.supervisor.config, 0
+        enough = round(STANDING * config.control_hz) + 1
+        for _ in range(round(config.stopping_time() * config.control_hz) + enough):
             try:
                 self._send(self._hold())
-                is_told = True
+                num_told += self.supervisor.is_still
             except Exception:  # whatever it is, the next tick may get through
                 _log.exception("braking: not sent")
-                is_told = False
-            if is_told and self.supervisor.is_still:
+            if num_told == enough:
                 return
             time.sleep(1 / config.control_hz)
 

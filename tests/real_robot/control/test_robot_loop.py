@@ -427,4 +427,4 @@ def test_whatever_fails_the_robot_is_braked_first(monkeypatch: pytest.MonkeyPatc
     bench.loop.pacer = ThreeTicks()
     with pytest.raises(OSError, match="broken"):
         bench.loop.run()
-    assert bench.twists()[2] > 0 and bench.twists()[-1] == 0
+    assert bench.twists()[2] > 0 and not any(bench.twists()[-5:]), "told for 0.2 s: the last message may be lost"
