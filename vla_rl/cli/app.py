@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ from vla_rl.common.errors import ConfigError, check_packages
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
+_OURS = Path(__file__).resolve().parents[2]
+_PYTHONS_FORMAT = warnings.formatwarning
 
 
 class _Group(TyperGroup):
@@ -154,8 +157,18 @@ for _name, (_, _line) in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)
 
 
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours for the one who typed the command; a library's as Python writes it, with its line of source."""
+    if any(Path(filename).is_relative_to(_OURS / package) for package in OUR_PACKAGES):
+        return f"warning: {message}\n"
+    return _PYTHONS_FORMAT(message, category, filename, lineno, line)
+
+
 def main() -> None:
     """Run the program. Recipes may name classes of the current folder, which comes last and so hides no package."""
-    ours = str(Path(__file__).resolve().parents[2])
-    sys.path += [folder for folder in (ours, os.getcwd()) if folder not in sys.path]  # Ours: as a clone, by a finder.
+    # Ours: as a clone, by a finder.
+    sys.path += [folder for folder in (str(_OURS), os.getcwd()) if folder not in sys.path]
+    warnings.formatwarning = format_warning
     app()

@@ -22,6 +22,7 @@ from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import wants_bf16
+from vla_rl.common.progress import step_progress
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.training.checkpoint import (
@@ -76,6 +77,7 @@ def fit(
     device: str = "cpu",
     on_metrics: OnMetrics | None = None,
     needs_threshold: bool = True,
+    show: bool = False,
 ) -> Path:
     """Fit a world model and return its folder, `folder`/world_model. Stopped anywhere, the same call goes on.
 
@@ -86,6 +88,7 @@ def fit(
         on_metrics: called with (updates done over all stages, metrics).
         needs_threshold: False: where the episodes cannot bound false successes, no threshold is chosen
             (`WorldModelMetadata.no_threshold`), and the fit goes on.
+        show: each stage's progress on the console.
 
     Raises:
         ConfigError: no dataset, or a start that does not fit the environment.
@@ -96,11 +99,12 @@ def fit(
     result = Path(folder) / "world_model"
     if result.is_dir():
         return result
-    run = _Fit(config, spec, Path(folder), seed, device, on_metrics, needs_threshold=needs_threshold)
+    run = _Fit(config, spec, Path(folder), seed, device, on_metrics, show, needs_threshold=needs_threshold)
     run.autoencoder()
     if config.cross_fit and (config.dynamics.steps or config.success.steps):
         folds = (
-            _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, k) for k in range(config.cross_fit)
+            _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, show, k)
+            for k in range(config.cross_fit)
         )
         scored = [one for fold in folds for one in fold.scored()]
         guard = run.guard([episode for episode, _, _ in scored])
@@ -137,13 +141,14 @@ class _Fit:
         seed: int,
         device: str,
         on_metrics: OnMetrics | None,
+        show: bool,
         fold: int | None = None,
         needs_threshold: bool = True,
     ) -> None:
         if not config.datasets:
             raise ConfigError("world_model.datasets: empty; name at least one LeRobotDataset (`vla-rl collect`)")
         self.config, self.folder, self.seed, self.on_metrics = config, folder, seed, on_metrics
-        self.updates, self.fold, self.needs_threshold = 0, fold, needs_threshold
+        self.updates, self.fold, self.needs_threshold, self.show = 0, fold, needs_threshold, show
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
             check_start(start, spec, config)
@@ -392,12 +397,16 @@ class _Fit:
             resume_stage(trainer, checkpoint)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
+            advance(step, f"loss {metrics['loss']:.4f}" if "loss" in metrics else "")
             if step % LOG_EVERY == 0 or step == stage.steps:
                 self._log(earlier + step, {f"{name}/{key}": value for key, value in metrics.items()})
             if step % self.config.save_every == 0 and step < stage.steps:
                 keep_last(save_checkpoint(checkpoint_path(folder, step), *trainer.state()), 1)
 
-        trainer.run(loss, on_step)
+        told = name if self.fold is None else f"{name}, fold {self.fold + 1} of {self.config.cross_fit}"
+        with step_progress(told, stage.steps, self.show and stage.steps > 0) as advance:
+            advance(trainer.num_steps, "")
+            trainer.run(loss, on_step)
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-from vla_rl.common.progress import Stopwatch, episode_progress
+import pytest
+
+from vla_rl.common import progress
+from vla_rl.common.progress import Stopwatch, episode_progress, step_progress
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.collect import collect
@@ -29,6 +32,19 @@ def test_a_passing_bar_leaves_nothing_and_no_bar_is_no_bar(capsys):
     play(300, transient=True)
     play(300, show=False)
     assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_file_gets_a_line_a_minute_and_the_end(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with step_progress("behavior cloning", 30, show=True) as advance:
+        for step in range(31):
+            now = 7.0 * step  # 3.5 minutes in all.
+            advance(step, f"loss {1 / (step + 1):.4f}")
+    lines = [re.sub(r"[━╸╺]+", " ", line).split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line[2] for line in lines] == ["9/30", "18/30", "27/30", "30/30"]
+    assert all(line[:2] == ["behavior", "cloning"] and line[3:5] == ["0.1", "steps/s"] for line in lines), lines
+    assert lines[0][-2:] == ["loss", "0.1000"]
 
 
 def test_collecting_shows_the_success_of_what_was_played(monkeypatch, capsys):

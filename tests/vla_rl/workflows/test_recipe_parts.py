@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from vla_rl.cli import main
 from vla_rl.policies.base import pretrained_folder
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.workflows import recipe_parts
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, other_environment
 
 
@@ -45,3 +48,14 @@ def test_the_shipped_policy_warns_in_libero_and_not_on_the_tabletop() -> None:
     other = load_recipe("libero_object_grpo", ["policy.path=pretrained:tabletop_base"])
     with pytest.warns(UserWarning, match="tabletop_base was trained in tabletop, and this is libero"):
         build_policy(other, env_spec(other))
+
+
+def test_a_command_prints_a_warning_of_ours_without_a_line_of_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # To be as it was after the test.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    warned = UserWarning("policy.path: runs/a was trained in tabletop, and this is libero")
+    assert warnings.formatwarning(warned, UserWarning, recipe_parts.__file__, 37) == f"warning: {warned}\n"
+    assert warnings.formatwarning(warned, UserWarning, json.__file__, 37).startswith(f"{json.__file__}:37: UserWarning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from dummy_fit import ENV, MODEL
 
+from vla_rl.common import progress
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
@@ -47,6 +49,17 @@ def test_every_episode_teaches_and_chooses(episodes, held_out, tmp_path, monkeyp
     same = load_world_model(fit(whole, ENV.env_spec(), tmp_path / "whole", seed=1))
     for name, tensor in fitted.dynamics.state_dict().items():
         assert np.array_equal(tensor, same.dynamics.state_dict()[name]), "the result is fitted on all of them"
+
+
+def test_each_stage_and_fold_tells_how_far_it_is(episodes, tmp_path, monkeypatch, capsys):
+    """In a file, where its line is due."""
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    fit(config(episodes), ENV.env_spec(), tmp_path / "run", seed=1, show=True)
+    said = [re.sub(r"[━╸╺]+", " ", line) for line in capsys.readouterr().out.splitlines()]
+    assert all(re.search(r" [012]/2 +\d+\.\d steps/s ", line) for line in said)
+    ends = [" ".join(line.split(" 2/2")[0].split()) for line in said if re.search(r" 2/2 .* loss \d", line)]
+    folds = [f"{stage}, fold {fold} of 2" for fold in (1, 2) for stage in ("dynamics", "success", "clip")]
+    assert [*dict.fromkeys(ends)] == [*folds, "dynamics", "success", "clip"]
 
 
 def test_a_fold_learns_from_no_episode_that_it_scores(episodes):

@@ -77,6 +77,7 @@ def fit_world_model(
             device=device,
             on_metrics=logger.log,
             needs_threshold=paid == "success" if needs_threshold is None else needs_threshold,
+            show=recipe.log.console,
         )
 
 
