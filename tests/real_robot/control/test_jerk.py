@@ -1,6 +1,16 @@
 """Motion with bounded jerk: at any ticks, with any goals and stops, differences of the positions keep the bounds.
 
-`Expected` says what the bounds mean, by bisection and roots where the module has formulas.
+`Expected` says what the bounds mean, by bisection and roots where the module has formulas. Small faults
+(`scripts/mutant_draw.py`, every place and not a draw) that these tests leave in `control/jerk.py`, and why nobody can
+see them:
+
+- `left > 0` by `>=`, twice: where `left` is 0 its sign is not used; `sign > 0` by `>=`, twice: it is 1 or -1.
+- `a < -most` by `<=`: where they are equal both branches give the same phases.
+- `dt <= 0` by `<`: the phases that follow last no time.
+- `>` and `>=`, `<` and `<=` for each other, where a rounding tolerance of 1e-9 is met to the last bit (eight times),
+  and where a goal is where braking leads, to the last bit: either side may be taken then.
+- The sign of the tolerance of a step's way, twice: a step is found to 1/4096 of the push.
+- `strict=True` of `zip`: the lengths are equal by construction.
 """
 
 from __future__ import annotations
@@ -231,8 +241,10 @@ def test_a_step_takes_as_much_of_the_push_as_lets_it_stand_at_its_goal() -> None
     shares = 0
     for bounds, motion, r in drawn(400, 1):
         dt, expected = r.choice([1.0, 0.3]) * min(1.0, bounds.acceleration / bounds.jerk), Expected(bounds)
-        reach = abs(expected.extremes(*motion[1:])[2]) + bounds.speed * dt
-        goal = motion.position + r.choice([-1, 1]) * reach * 10 ** r.uniform(-2, 1)
+        lowest, highest, end = expected.extremes(*motion[1:])
+        reach = abs(end) + bounds.speed * dt
+        way = r.choice([r.choice([-1, 1]) * reach * 10 ** r.uniform(-2, 1), r.uniform(lowest, highest)])
+        goal = motion.position + way
         there, margin = expected.step(motion, goal, dt)
         if margin > 1e-9 * (1 + reach + bounds.speed):
             found = bounds.step(motion, goal, dt)
