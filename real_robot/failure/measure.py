@@ -290,6 +290,7 @@ def write_page(report: FailureReport, path: Path) -> Path:
         "alpha": ", ".join(f"{kind} {value:g}" for kind, value in report.facts["alpha"].items()),
         "intervals": report.facts["intervals"],
         "picture": inline(draw_scores(report), "Scores over time, successes and failures, by detector and task"),
+        "num_tasks": len(set(report.episodes.tasks)),
     }
     write_text_atomic(path, page_template(__package__ or "", "failure_page.html").render(content))
     return path

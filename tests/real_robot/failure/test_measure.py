@@ -89,6 +89,7 @@ def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.count('<svg class="figure"') == 1
     assert "http" not in text
+    assert "scroll wide" not in text, "one task's chart fits a phone"
     assert "<td>rnd</td>" in text and f"<td>{figure['value']:.3f} [" in text and "<main>" in text
     assert {"rnd", "clock"} <= set(report.table().columns[0]._cells)
 
