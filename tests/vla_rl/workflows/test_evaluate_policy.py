@@ -7,12 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from reach_policy import ReachPolicy
 from typer.testing import CliRunner
 
 from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.results import EpisodeJournal, EpisodeRecord
+from vla_rl.evaluation.sequential_compare import compare_sequential
 from vla_rl.policies.fake_input import fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation
@@ -75,6 +77,23 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     assert again == [*command[:-2]] and more.startswith("compare.max_pairs=") and int(more[18:]) > 4
     pairs = json.loads((tmp_path / "pairs.json").read_text())
     assert (pairs["num_pairs"], pairs["decision"]) == (4, "undecided")
+
+
+@pytest.mark.parametrize(("speeds", "then"), [((0.1, 1.0), "serve"), ((1.0, 0.1), "eval")])
+def test_a_comparison_names_what_comes_next(
+    speeds: tuple[float, float], then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After better and after worse; of scripted policies, which no folder holds."""
+    recipe, (before, after) = tmp_path / "tiny.yaml", (ReachPolicy(speed) for speed in speeds)
+    recipe.write_text("run: eval\nname: tiny\nenv: {kind: 'sim.dummy:DummyConfig'}\npolicy: {kind: openvla}\n")
+    env = DummyConfig(num_envs=8).build()
+    monkeypatch.setattr(
+        "vla_rl.cli.evaluation.compare_policies",
+        lambda recipe, a, b, config, file: compare_sequential(before, after, env, config),
+    )
+    named = following(run("compare", "a", "b", "--recipe", str(recipe), "seed=1", "compare.temperature=0"))
+    expected = {"serve": ["serve", "b"], "eval": ["eval", str(recipe), "seed=1", "policy.path=b"]}
+    assert named == expected[then]
 
 
 def test_ctrl_c_in_an_evaluation_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
