@@ -57,6 +57,16 @@ class Trials(Deployment):
         assert not self.moves(0.0), "never heard: released"
         self.pedal = self.graph.node("pedal")
 
+    def recover(self) -> None:
+        """What a trial that failed has left: processes that hang, a pedal that is gone, a stop."""
+        for child in self.graph.children:
+            if child.process.poll() is None:
+                child.signal(signal.SIGCONT)
+        if self.pedal.process.poll() is not None:
+            self.pedal = self.graph.node("pedal")
+        if self.mode() == "stopped":
+            self.deploy.type("r")
+
     def told_to_move(self) -> float:
         """When deploy last sent something that moves the robot, monotonic seconds."""
         return max(line["time"] for line in json_lines(self.ticks) if line["sent"] and np.any(line["sent"][:6]))
@@ -98,6 +108,7 @@ session = on_both_graphs(Trials)
 
 @pytest.fixture
 def robot(session: Trials) -> Trials:
+    session.recover()
     session.await_motion()
     return session
 
