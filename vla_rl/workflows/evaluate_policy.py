@@ -253,6 +253,8 @@ def _film(policy: Policy, env: EnvConfig, evaluation: Evaluation, config: EvalCo
 def finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation | None:
     """What an earlier call wrote, if it is of the same episodes and weights; None where there is nothing.
 
+    Journals that a kill has left beside it are deleted.
+
     Raises:
         ConfigError: it is of others.
     """
@@ -263,6 +265,8 @@ def finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation 
         raise ConfigError(f"{path}: of other eval options; choose another --output, or delete it")
     if policy is not None and evaluation.meta.policy_hash != policy_hash(policy):
         raise ConfigError(f"{path}: of other weights than {policy} has now; choose another --output, or delete it")
+    for left in journals(path):
+        left.unlink(missing_ok=True)
     return evaluation
 
 
