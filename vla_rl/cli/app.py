@@ -168,7 +168,6 @@ def format_warning(
 
 def main() -> None:
     """Run the program. Recipes may name classes of the current folder, which comes last and so hides no package."""
-    # Ours: as a clone, by a finder.
-    sys.path += [folder for folder in (str(_OURS), os.getcwd()) if folder not in sys.path]
+    sys.path += [name for name in (str(_OURS), os.getcwd()) if name not in sys.path]  # Ours: as a clone, by a finder.
     warnings.formatwarning = format_warning
     app()

@@ -66,7 +66,8 @@ class Ending(Deployment):
         sent = np.array([line["sent"][:6] for line in json_lines(self.ticks) if line["sent"]])
         assert np.abs(np.diff(sent, axis=0)).max() <= SPEED / BRAKING / RATE * 1.001
         twists = np.array([line["twist"][:3] for line in json_lines(self.trace) if line["twist"]])
-        assert np.abs(np.diff(twists, axis=0)).max() <= 3 * SPEED / BRAKING / RATE, "the robot hears each 2nd or so"
+        steps = np.linalg.norm(np.diff(twists, axis=0), axis=1)
+        assert steps.max() <= 0.7 * SPEED, "not from full speed to none at once, however late a busy robot hears"
 
 
 @pytest.fixture(params=["ros1", "rclpy"])
