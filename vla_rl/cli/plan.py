@@ -16,7 +16,7 @@ from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate
 from vla_rl.workflows.plan.command import run
 from vla_rl.workflows.plan.plan import Machines
-from vla_rl.workflows.plan.preflight import preflight as play
+from vla_rl.workflows.plan.preflight import measure_headroom
 
 app = typer.Typer()
 
@@ -96,7 +96,7 @@ def plan(
 def _without_a_run(recipe: str, overrides: list[str] | None, preflight: int | None, gpus: int) -> list[str]:
     """Lines of what a few episodes say of RL; without them, of the memory that each GPU needs."""
     if preflight:
-        found = play(load(recipe, overrides, PLAN), preflight)
+        found = measure_headroom(load(recipe, overrides, PLAN), preflight)
         return [found.text(), next_command("train", recipe, *(overrides or ()))]
     return [estimate(load(recipe, overrides, ANY, runs=False), gpus).text()]
 

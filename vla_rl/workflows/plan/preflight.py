@@ -11,24 +11,20 @@ from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 
-def preflight(recipe: TrainRecipe, num_episodes: int) -> Headroom:
+def measure_headroom(recipe: TrainRecipe, num_episodes: int) -> Headroom:
     """Play groups of the recipe's size from `train` states, at its temperature, and each state once greedily.
 
     Args:
         num_episodes: about so many sampled ones, shared by the tasks; at least one group of each is played.
     """
-    train, tasks = recipe.train, env_spec(recipe).tasks
+    train, spec = recipe.train, env_spec(recipe)
     config = EvalConfig(
         split="train",
-        episodes_per_task=max(1, round(num_episodes / (train.group_size * len(tasks)))),
+        episodes_per_task=max(1, round(num_episodes / (train.group_size * len(spec.tasks)))),
         samples_per_state=train.group_size,
         temperatures=(0.0, train.temperature),
         approximate=True,
         videos=0,
     )
-    policy = build_policy(recipe, env_spec(recipe))
-    return headroom(
-        evaluate(
-            policy, recipe.rollout.placed(recipe.acting_env), config, progress=partial(episode_progress, show=True)
-        )
-    )
+    policy, env = build_policy(recipe, spec), recipe.rollout.placed(recipe.acting_env)
+    return headroom(evaluate(policy, env, config, progress=partial(episode_progress, show=True)))
