@@ -69,7 +69,7 @@ class Arm(Deployment):
             self.end_fault()
         now = time.monotonic()
         self.server.type(f"{goal}\n")
-        until(lambda: self.graph.check_alive() or sum(m > now for m in self.motions()) > 3, "motion")
+        self.reset(lambda: sum(m > now for m in self.motions()) > 3)
 
     def await_stand(self) -> None:
         """Wait until the arm has not moved for half a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,11 @@ class Child:
         if ended is not None and text not in said:
             raise AssertionError(f"the process ended ({ended}) before {text!r}:\n{said[-3000:]}")
         return text in said
+
+    def said_at(self, word: str) -> float:
+        """Wait for a line of a word and a moment. Returns the moment, monotonic seconds."""
+        line = re.compile(rf"^{word} (\S+)$", re.MULTILINE)
+        return float(until(lambda: self.says(word) and line.search(self.output()), word)[1])
 
     def kill(self) -> None:
         if self.process.poll() is None:

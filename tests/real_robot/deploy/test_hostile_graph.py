@@ -76,7 +76,8 @@ session = on_both_graphs(Hostile)
 @pytest.fixture
 def robot(session: Hostile) -> Iterator[Hostile]:
     """It follows a good policy before."""
-    session.await_motion()
+    session.await_ticks()
+    session.reset()  # where a trial that failed has left a stop
     yield session
     session.check_wire()
 

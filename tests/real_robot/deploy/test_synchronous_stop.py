@@ -51,8 +51,7 @@ def test_a_stop_button_brakes_while_a_chunk_is_awaited(robot: Deployment) -> Non
     button = robot.graph.node("button", "/stop", "1")
     until(lambda: button.says("ready"), "the button's listener")
     button.type("\n")
-    until(lambda: button.says("pressed"), "the button")
-    check_last_motion(robot, float(button.output().split("pressed")[1]))
+    check_last_motion(robot, button.said_at("pressed"))
     assert robot.mode() == "stopped"
 
 

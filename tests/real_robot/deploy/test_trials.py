@@ -58,14 +58,19 @@ class Trials(Deployment):
         self.pedal = self.graph.node("pedal")
 
     def recover(self) -> None:
-        """What a trial that failed has left: processes that hang, a pedal that is gone, a stop."""
-        for child in self.graph.children:
-            if child.process.poll() is None:
+        """What a trial that failed has left: a button that is pressed, processes that hang, a pedal that is gone, a
+        stop. Ends with motion.
+        """
+        own = (self.camera, self.sim, self.server, self.deploy, self.teller, self.pedal)
+        for child in list(self.graph.children):
+            if child not in own:
+                self.graph.end(child)
+            elif child.process.poll() is None:
                 child.signal(signal.SIGCONT)
         if self.pedal.process.poll() is not None:
             self.pedal = self.graph.node("pedal")
-        if self.mode() == "stopped":
-            self.deploy.type("r")
+        self.await_ticks()
+        self.reset()
 
     def told_to_move(self) -> float:
         """When deploy last sent something that moves the robot, monotonic seconds."""
@@ -109,7 +114,6 @@ session = on_both_graphs(Trials)
 @pytest.fixture
 def robot(session: Trials) -> Trials:
     session.recover()
-    session.await_motion()
     return session
 
 
@@ -188,8 +192,7 @@ def test_a_robot_that_hangs_is_held_and_goes_on_or_is_stopped(robot: Trials) -> 
 
 def pressed_at(button: Child, word: str) -> float:
     button.type("\n")
-    until(lambda: button.says(word), word)
-    return float(button.output().split(word)[1].split()[0])
+    return button.said_at(word)
 
 
 def test_a_stop_topic_stops_it_until_a_reset(robot: Trials) -> None:
@@ -226,8 +229,7 @@ def test_a_second_deploy_is_refused_and_names_the_first(robot: Trials) -> None:
 def test_a_stop_elsewhere_stops_it_and_a_reset_elsewhere_lets_it_go_on(robot: Trials) -> None:
     """Another of this robot's processes says that a person has stopped it."""
     other = robot.graph.start("other", "-c", OTHER, robot.graph.transport)
-    until(lambda: other.says("pressed"), "the button")
-    pressed = float(other.output().split("pressed")[1].split()[0])
+    pressed = other.said_at("pressed")
     until(lambda: robot.mode() == "stopped", "the stop")
     time.sleep(0.5)
     took = robot.last_motion() - pressed
