@@ -43,7 +43,7 @@ def followed(recipe: Recipe, world_model: WorldModel, policy: Policy, specs: lis
     for start in range(0, len(specs), real.num_envs):
         batch = specs[start : start + real.num_envs]
         going, done = list(range(len(batch))), 0
-        obs, bodies = real.reset(batch, going), body.begin(batch)
+        obs, (bodies, _) = real.reset(batch, going), body.begin(batch)
         imagined.reset(batch, going)
         while going:
             actions = policy.act(policy.prepare(obs), generator, 1.0).actions

@@ -237,7 +237,9 @@ def build_env(
     options = recipe.env.imagination.model_dump() | {"reward": kind, "stop_probability": stop}
     first = SimulatedInitialFrames(simulators(recipe))
     imagination, body = validate(ImaginationConfig, options), recipe.env.build_body()
-    seen = WorldModelEnv(world_model, first, imagination, truth.num_envs, seed=seed, body=body)
+    seen = WorldModelEnv(
+        world_model, first, imagination, truth.num_envs, seed=seed, body=body, shows_body=recipe.env.body == "simulated"
+    )
     told = HALVES.get(observations, ())
     return FactorialEnv(seen, truth, "true" if reward == "true" else "own", from_truth=told)
 

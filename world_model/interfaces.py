@@ -60,9 +60,14 @@ class DynamicsConfig(Config):
 
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.clip_source` needs.
+        needs_body: actions are followed by what they move the robot's body alone (`Actions.values`).
     """
 
     learns_from_own_frames: ClassVar[bool] = False
+
+    @property
+    def needs_body(self) -> bool:
+        return False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
     temperature: float = Field(

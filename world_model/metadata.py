@@ -37,6 +37,11 @@ class WorldModelMetadata(Config):
     tasks: dict[str, str] = Field(min_length=1, description="Task -> instruction.")
     horizon: dict[str, PositiveInt] = Field(description="Task -> control steps before truncation.")
     projections: dict[str, tuple[Row, Row, Row]] = Field(default={}, description="See `EnvSpec.projections`.")
+    body: dict[str, Any] | None = Field(
+        default=None,
+        description="The env section of the simulator that moves the robot alone, which the dynamics is conditioned on "
+        "(`kinematics: body`); null: it is not.",
+    )
     success_threshold: FiniteFloat = Field(default=0.0, description="Logit of the success head above which it counts.")
     clip_threshold: FiniteFloat = Field(default=0.0, description="Logit of the clip classifier, likewise.")
     no_threshold: str = Field(
@@ -92,6 +97,11 @@ class WorldModelMetadata(Config):
     @property
     def action_dim(self) -> int:
         return len(self.action_low)
+
+    @property
+    def num_values(self) -> int:
+        """A, or A + S with a simulated body: numbers of an action as the dynamics takes it."""
+        return self.action_dim + (self.state_dim if self.body else 0)
 
     @classmethod
     def of(cls, spec: EnvSpec, state_mean: np.ndarray, state_std: np.ndarray, **more: Any) -> WorldModelMetadata:

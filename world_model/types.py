@@ -48,7 +48,8 @@ class Actions:
     """What was done before each frame.
 
     Attributes:
-        values: float32 (B, F, G, A), clipped, in the environment's units; zeros where not executed.
+        values: float32 (B, F, G, A), clipped, in the environment's units; zeros where not executed. For a dynamics that
+            `needs_body` S numbers follow an action's A: what it moves the robot's body alone, in the state's units.
         executed: bool (B, F, G). The episode's first frame has none executed; its last may have fewer than G.
     """
 
@@ -192,7 +193,8 @@ class DynamicsInputs:
 
     Attributes:
         latent_shape: (C, h, w) of one view. cameras: names of the V views, in order.
-        state_dim: S. action_dim: A. frame_steps: G.
+        state_dim: S. action_dim: A. frame_steps: G. body_dim: S where actions are followed by what they move the body
+            alone (`Actions.values`), else 0.
         state_mean, state_std: float32 (S,), what states are normalized with, in the robot's units.
     """
 
@@ -203,3 +205,4 @@ class DynamicsInputs:
     frame_steps: int
     state_mean: np.ndarray
     state_std: np.ndarray
+    body_dim: int = 0

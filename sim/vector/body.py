@@ -58,9 +58,14 @@ class SimulatedBody:
     def __init__(self, env: EmbodiedEnv) -> None:
         self._env, self._task = env, ""
 
-    def begin(self, specs: Sequence[EpisodeSpec]) -> list[Keyframe]:
+    def begin(self, specs: Sequence[EpisodeSpec]) -> tuple[list[Keyframe], np.ndarray]:
         """See `Body.begin`: as the whole simulator has it, settled."""
-        return [self._begun(spec) for spec in specs]
+        states = np.zeros((len(specs), self._env.spec.state_dim), np.float32)
+        bodies = []
+        for row, spec in enumerate(specs):
+            bodies.append(self._begun(spec))
+            states[row] = self._env.proprioception()
+        return bodies, states
 
     def _begun(self, spec: EpisodeSpec) -> Keyframe:
         self._env.begin(spec)

@@ -98,10 +98,10 @@ class EpisodeDataset:
         starts, lengths: int64 (E,). success: bool (E,), all True where it is not recorded (`has_outcomes`).
         succeeded: bool (N,), the task had been solved by the end of that frame's step (latched).
         rows: int64, the frames to learn from (all with an image of their own, or those that the config selects).
-        final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
-        final_state: float32 (E, S), likewise; None where the dataset does not record them.
+        final_images, final_state: like images and state, (E, ...), after each last action; None where not recorded.
         initial_states: E names, "task/split/index" where recorded. Episodes with the same name began alike.
         observed_every: control steps from one image and state to the next, repeated in between.
+        body_moves: float32 (N, S), what actions move the robot alone, where it was replayed (`with_body_moves`).
         name: the dataset's own, without the folders above it.
         cache: folder of the decoded arrays, named after content, cameras and image size.
         is_recording: a recorder or an import wrote it. action_names, grippers: see `LeRobotSource`.
@@ -136,6 +136,7 @@ class EpisodeDataset:
     is_recording: bool = False
     action_names: tuple[str, ...] = ()
     grippers: tuple[int, ...] = ()
+    body_moves: np.ndarray | None = None
 
     @property
     def episodes(self) -> np.ndarray:

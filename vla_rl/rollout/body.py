@@ -16,8 +16,11 @@ class Body(Protocol):
     It keeps nothing of an episode: where a body is stands in a `Keyframe` of its own, from which any number can go on.
     """
 
-    def begin(self, specs: Sequence[EpisodeSpec]) -> list[Keyframe]:
-        """Return where the body is when each of these episodes begins, or at its keyframe, which a simulator wrote.
+    def begin(self, specs: Sequence[EpisodeSpec]) -> tuple[list[Keyframe], np.ndarray]:
+        """Put a body where each of B episodes begins, or at its keyframe, which a simulator wrote.
+
+        Returns:
+            Where they are; and float32 (B, S), `Observation.state` there.
 
         Raises:
             ValueError: no such initial state, or a keyframe of another environment.

@@ -102,7 +102,7 @@ class ClipDataset:
         size, length = frame.shape
         first = np.ones(size, np.int64) if first is None else first
         template = self.parts[0].frames
-        values = np.zeros((size, length, template.frame_steps, len(template.low)), np.float32)
+        values = np.zeros((size, length, template.frame_steps, template.num_values), np.float32)
         executed = np.zeros((size, length, template.frame_steps), bool)
         success = np.zeros((size, length), bool)
         for i, part in enumerate(self.parts):
@@ -259,7 +259,7 @@ def _check_alike(parts: Sequence[EncodedEpisodes]) -> None:
         "cameras": [part.frames.cameras for part in parts],
         "fps": [part.frames.dataset.fps for part in parts],
         "size of a latent": [part.latents.shape[1:] for part in parts],
-        "size of an action": [len(part.frames.low) for part in parts],
+        "size of an action": [part.frames.num_values for part in parts],
     }
     for name, found in metadata.items():
         if len(set(found)) > 1:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.keyframes import split_start
 from vla_rl.types import EnvSpec
+from world_model.data.body_moves import with_body_moves
 from world_model.types import LoggedEpisode
 
 MIN_STD = 0.01  # Of a state's dimension: 1 cm, 0.6 degrees. What varies less is noise, not to be blown up.
@@ -119,6 +121,12 @@ class EpisodeFrames:
         return len(self.place)
 
     @property
+    def num_values(self) -> int:
+        """A, or A + S with the dataset's `body_moves`."""
+        moves = self.dataset.body_moves
+        return len(self.low) + (0 if moves is None else moves.shape[1])
+
+    @property
     def cameras(self) -> tuple[str, ...]:
         """The V views, in order."""
         return tuple(self.dataset.images)
@@ -138,7 +146,10 @@ class EpisodeFrames:
         return _gather(self.dataset.state, self.dataset.final_state, place)
 
     def actions(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What led to `frames`, int64 (...): clipped actions float32 (..., G, A), executed bool (..., G)."""
+        """What led to `frames`, int64 (...): clipped actions float32 (..., G, A), executed bool (..., G).
+
+        With the dataset's `body_moves` these follow an action's numbers: (..., G, A + S).
+        """
         owner, number = self.owner[frames], self.number[frames]
         start = np.where(number > 1, (number - 2) * self.frame_steps + self.first_steps, 0)
         count = np.where(number > 1, self.frame_steps, np.where(number == 1, self.first_steps, 0))
@@ -147,6 +158,8 @@ class EpisodeFrames:
         executed = (step < count[..., None]) & (offset < self.steps[owner][..., None])
         rows = self.dataset.starts[self.episodes[owner]][..., None] + np.where(executed, offset, 0)
         values = np.clip(self.dataset.executed_actions[rows], self.low, self.high)
+        if self.dataset.body_moves is not None:
+            values = np.concatenate([values, self.dataset.body_moves[rows]], -1)
         return values * executed[..., None], executed
 
     def success(self, frames: np.ndarray) -> np.ndarray:
@@ -163,8 +176,18 @@ class EpisodeFrames:
         return [self.dataset.instructions[task] for task in self.dataset.task[first_rows]]
 
 
-def open_episodes(config: DatasetConfig, spec: EnvSpec, cache_folder: Path | None = None) -> EpisodeDataset:
+def open_episodes(
+    config: DatasetConfig,
+    spec: EnvSpec,
+    cache_folder: Path | None = None,
+    body: dict[str, Any] | None = None,
+    show: bool = False,
+) -> EpisodeDataset:
     """Open a dataset of the robot that `spec` describes, with all its cameras.
+
+    Args:
+        body: of a world model's metadata: with what actions move the robot alone, which may first be replayed.
+        show: that replay's progress.
 
     Raises:
         DatasetError: missing or damaged, other cameras, sizes or fps, NaN, or too few episodes.
@@ -180,7 +203,7 @@ def open_episodes(config: DatasetConfig, spec: EnvSpec, cache_folder: Path | Non
             f"{config.path}: images (height, width) of {wrong}, the world model's are {(height, width)}; images that "
             "are not square are not resized. Collect with that size."
         )
-    return dataset
+    return dataset if body is None else with_body_moves(dataset, body, show)
 
 
 def tasks_of(frames: EpisodeFrames, tasks: Mapping[str, str]) -> list[str]:

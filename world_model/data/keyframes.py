@@ -81,7 +81,8 @@ def mine_keyframes(
     """
     loaded = load_world_model(world_model, device)
     spec = loaded.metadata.env_spec()
-    opened = [open_episodes(DatasetConfig(path=str(path)), spec) for path in datasets]
+    body = loaded.metadata.body
+    opened = [open_episodes(DatasetConfig(path=str(path)), spec, body=body) for path in datasets]
     parts = [EpisodeFrames.of(one, loaded.frame_steps, spec.action_low, spec.action_high) for one in opened]
     for part in parts:
         _check_train(part)

@@ -103,7 +103,7 @@ class RecordedPrefixes:
                     f"{path}: the dataset that keyframes were mined from is gone, so they cannot be restored. Put it "
                     "back, or mine keyframes again (`vla-rl world-model keyframes`)."
                 )
-            dataset = open_episodes(DatasetConfig(path=path), spec)
+            dataset = open_episodes(DatasetConfig(path=path), spec, body=self.world_model.metadata.body)
             if dataset.cache.name != content:
                 raise KeyframeError(
                     f"{path}: has changed since keyframes were mined from it, or the world model has other cameras. "

@@ -64,7 +64,7 @@ def _as_tensor(name: str, array: np.ndarray) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if name.endswith(BFLOAT16) else tensor
 
 
-PREFIX, ENV = "body.", "body_env"  # Names of a keyframe's arrays that hold the body's own.
+PREFIX, ENV, STATE = "body.", "body_env", "body_state"  # Names of a keyframe's arrays that hold the body's own.
 
 
 class Bodies:
@@ -73,6 +73,7 @@ class Bodies:
     def __init__(self, body: Body, world_model: WorldModel, num_envs: int) -> None:
         self._body, self._world_model = body, world_model
         self._now: list[Keyframe | None] = [None] * num_envs
+        self._state = np.zeros((num_envs, world_model.metadata.state_dim), np.float32)  # Of the bodies.
         self._states: dict[str, SimulatorStates] = {}  # By dataset.
 
     def begin(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
@@ -83,12 +84,12 @@ class Bodies:
             KeyframeError: of a recorded episode, beside which the simulator's state was not saved.
         """
         real = {i: self._in_the_simulator(spec) for i, spec in zip(ids, specs, strict=True) if not _is(spec, KIND)}
-        for i, body in zip(real, self._body.begin(list(real.values())), strict=True):
-            self._now[i] = body
+        for i, body, state in zip(real, *self._body.begin(list(real.values())), strict=True):
+            self._now[i], self._state[i] = body, state
         for i, spec in zip(ids, specs, strict=True):
             if i not in real:
                 assert spec.keyframe is not None, "it has a kind"
-                self._now[i] = _saved(spec.keyframe)
+                self._now[i], self._state[i] = _saved(spec.keyframe), spec.keyframe.arrays[STATE]
 
     def _in_the_simulator(self, spec: EpisodeSpec) -> EpisodeSpec:
         """The same beginning, where it is a recorded episode's as the simulator was then."""
@@ -103,27 +104,40 @@ class Bodies:
         except KeyframeError as error:
             raise KeyframeError(f"env.body: got 'simulated', which needs the robot's joints: {error}") from None
 
-    def step(self, ids: Sequence[int], actions: np.ndarray, planned: np.ndarray) -> torch.Tensor:
-        """Move the bodies of `ids` by a chunk, float32 (B, H, A), of which `planned`, int64 (B,), are executed.
+    def step(self, ids: Sequence[int], actions: np.ndarray) -> np.ndarray:
+        """Move the bodies of `ids` by a chunk, float32 (B, H, A).
 
         Returns:
-            States of the F frames, normalized, float32 (B, F, S); NaN in what the body does not tell.
+            Their states before the chunk and after each action, float32 (B, H + 1, S); NaN in what the body does not
+            tell.
         """
+        rows = list(ids)
         now = [body for i in ids if (body := self._now[i]) is not None]
         after, states = self._body.step(now, actions)
+        found = np.concatenate([self._state[rows][:, None], states], 1)
         for i, body in zip(ids, after, strict=True):
             self._now[i] = body
-        model = self._world_model
-        ends = np.arange(model.frame_steps, actions.shape[1] + model.frame_steps, model.frame_steps)
-        last = np.minimum(ends, planned[:, None]) - 1
-        told = torch.from_numpy(states[np.arange(len(now))[:, None], last]).to(model.device)
+        self._state[rows] = found[:, -1]
+        return found
+
+    def told(self, states: np.ndarray, planned: np.ndarray) -> torch.Tensor:
+        """What `step` returned as the F frames' states, normalized, float32 (B, F, S).
+
+        Args:
+            planned: int64 (B,), how many actions of the chunk are executed.
+        """
+        model, length = self._world_model, states.shape[1] - 1
+        ends = np.arange(model.frame_steps, length + model.frame_steps, model.frame_steps)
+        last = np.minimum(ends, planned[:, None])
+        told = torch.from_numpy(states[np.arange(len(states))[:, None], last]).to(model.device)
         return (told - model.state_mean) / model.state_std
 
     def arrays(self, env_id: int) -> dict[str, np.ndarray]:
         """Of the body of `env_id`, for a keyframe."""
         body = self._now[env_id]
         assert body is not None, "an environment runs, so its body has begun"
-        return {ENV: np.frombuffer(body.env.encode(), np.uint8)} | {PREFIX + n: a for n, a in body.arrays.items()}
+        own = {ENV: np.frombuffer(body.env.encode(), np.uint8), STATE: self._state[env_id].copy()}
+        return own | {PREFIX + n: a for n, a in body.arrays.items()}
 
     def close(self) -> None:
         """Close the body."""
@@ -135,10 +149,10 @@ def _is(spec: EpisodeSpec, kind: str) -> bool:
 
 
 def _saved(keyframe: Keyframe) -> Keyframe:
-    if ENV not in keyframe.arrays:
+    if not {ENV, STATE} <= keyframe.arrays.keys():
         raise ValueError(
-            "keyframe: was saved with env.body=learned, and does not say where the robot's joints are; save it with "
-            "env.body=simulated, or set env.body=learned"
+            "keyframe: was saved where no simulated body moved, and does not say where the robot's joints are; save it "
+            "in this environment, or set env.body=learned with a world model without kinematics=body"
         )
     arrays = {n.removeprefix(PREFIX): array for n, array in keyframe.arrays.items() if n.startswith(PREFIX)}
     return Keyframe(keyframe.arrays[ENV].tobytes().decode(), keyframe.task, keyframe.step, arrays)

@@ -47,8 +47,8 @@ class WorldModelEnvConfig(EnvConfig):
     )
     body: Literal["learned", "simulated"] = Field(
         default="learned",
-        description="What moves the robot. learned: the world model; simulated: the simulator of first_frames, with "
-        "nothing movable in the robot's way, while all else is imagined (libero, tabletop).",
+        description="What tells the robot's state. learned: the world model; simulated: the simulator of first_frames, "
+        "with nothing movable in the robot's way, while all else is imagined (libero, tabletop).",
     )
     imagination: ImaginationConfig = Field(default_factory=ImaginationConfig)
     trust: TrustConfig = Field(default_factory=TrustConfig)
@@ -89,9 +89,21 @@ class WorldModelEnvConfig(EnvConfig):
         return self
 
     def build_body(self) -> Body | None:
-        """The robot's simulated body; None where the world model moves it."""
-        section = self.first_frames
-        return section.build_body() if self.body == "simulated" and isinstance(section, EmbodiedConfig) else None
+        """The robot's simulated body; None where the world model alone moves it.
+
+        Raises:
+            ConfigError: first frames of no simulator, for a world model whose dynamics has kinematics=body.
+        """
+        section, (_, metadata) = self.first_frames, read_metadata(resolve_path(self.path))
+        if self.body == "learned" and not metadata.body:
+            return None
+        if not isinstance(section, EmbodiedConfig):
+            raise ConfigError(
+                f"env.path: {self.path} was fitted with kinematics=body, for which env.first_frames must be a "
+                "simulator that moves the robot alone (libero, tabletop), not "
+                f"{'none' if section is None else repr(section.kind)}"
+            )
+        return section.build_body()
 
     def env_spec(self) -> EnvSpec:
         """Facts about the environment; loads no weights and starts no simulator.
@@ -167,6 +179,7 @@ class WorldModelEnvConfig(EnvConfig):
                 record_frames=record_frames,
                 admission=admission,
                 body=self.build_body(),
+                shows_body=self.body == "simulated",
             )
         except BaseException:
             first_frames.close()

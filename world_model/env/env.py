@@ -31,6 +31,7 @@ from vla_rl.rollout.env_checks import (
 from vla_rl.rollout.success import PENALTY, PROBABILITY
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
+from world_model.data.body_moves import moves_of
 from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.bodies import KIND, Bodies, memory_arrays, saved_memory
@@ -66,8 +67,9 @@ class WorldModelEnv:
             this with the trust horizon.
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
-        body: tells the robot's state, in what is shown and remembered; closed with the environment. None: it is
-            imagined.
+        body: moves the robot alone; closed with the environment. None: all is imagined.
+        shows_body: the body tells the robot's state, in what is shown and remembered; False: it is imagined, and the
+            body is a condition of the dynamics.
 
     Raises:
         ValueError: num_envs below 1.
@@ -86,6 +88,7 @@ class WorldModelEnv:
         record_frames: bool = False,
         admission: Admission | None = None,
         body: Body | None = None,
+        shows_body: bool = True,
     ) -> None:
         check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
@@ -96,7 +99,10 @@ class WorldModelEnv:
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
         self._repeats = RepeatCounter(same_noise=not config.fresh_noise)
+        if body is None and world_model.metadata.body:
+            raise ValueError("body: got None, and the world model's dynamics has kinematics=body, which needs one")
         self._bodies = None if body is None else Bodies(body, world_model, num_envs)
+        self._shows_body = shows_body
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
@@ -208,7 +214,12 @@ class WorldModelEnv:
         memory = self._memory if self._are_all(ids) else self._memory.select(ids)
         left = self._steps_left(ids)
         planned = np.minimum(length, left)
-        told = None if self._bodies is None else self._bodies.step(ids, array, planned)
+        told = None
+        if self._bodies is not None:
+            states = self._bodies.step(ids, array)
+            told = self._bodies.told(states, planned) if self._shows_body else None
+            if self.world_model.metadata.body:
+                array = np.concatenate([array, moves_of(states)], 2)
         done = self.world_model.actions(array, planned)
         chunk = imagine_chunk(self.world_model, memory, done, self.config, states=told)
 

@@ -260,12 +260,17 @@ def imagine_ahead(
 
 
 def check_fits(world_model: WorldModel, policy: Policy, option: str) -> None:
-    """A world model shows the policy's cameras and robot, and a frame for each of its chunks.
+    """A world model shows the policy's cameras and robot, and a frame for each of its chunks, by itself.
 
     Raises:
         ValueError: it does not; `option` is what named it.
     """
     metadata = world_model.metadata
+    if metadata.body:
+        raise ValueError(
+            f"{option}: was fitted with kinematics=body, which asks a simulator where actions lead; choosing among "
+            "chunks needs a world model with kinematics=delta_pose or none"
+        )
     if lacking := sorted(set(policy.cameras) - set(metadata.cameras)):
         raise ValueError(
             f"{option}: shows {list(metadata.cameras)}, the policy also reads {lacking}; use one with its cameras"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.evaluation.threshold import check_outcomes
 from vla_rl.types import EnvSpec
@@ -33,10 +35,20 @@ class FitData:
     restylers: list[Restyler]
 
     @classmethod
-    def open(cls, config: FitConfig, spec: EnvSpec, frame_steps: int, seed: int, fold: int | None = None) -> FitData:
+    def open(
+        cls,
+        config: FitConfig,
+        spec: EnvSpec,
+        frame_steps: int,
+        seed: int,
+        fold: int | None = None,
+        body: dict[str, Any] | None = None,
+        show: bool = False,
+    ) -> FitData:
         """Open a fit's datasets.
 
         Args:
+            body, show: see `open_episodes`.
             fold: with `config.cross_fit`, the fold of the policy's episodes to leave out; None: all are fitted on, and
                 all are for calibration.
 
@@ -46,12 +58,15 @@ class FitData:
             DatasetError: a dataset that is damaged or of another robot.
         """
 
+        def opened(one: DatasetConfig) -> EpisodeDataset:
+            return open_episodes(one, spec, body=body, show=show)
+
         def frames(dataset: EpisodeDataset) -> EpisodeFrames:
             return EpisodeFrames.of(dataset, frame_steps, spec.action_low, spec.action_high)
 
         fitted, calibration = [], []
         for number, one in enumerate(config.datasets):
-            dataset = open_episodes(one, spec)
+            dataset = opened(one)
             newest = number == len(config.datasets) - 1
             if not config.calibrate_on and (newest or config.holdout_from == "all"):
                 if config.cross_fit:
@@ -60,8 +75,8 @@ class FitData:
                     dataset, held = dataset.hold_out(config.holdout, [seed, number])
                 calibration.append(frames(held))
             fitted.append(frames(dataset))
-        calibration += [frames(open_episodes(one, spec)) for one in config.calibrate_on]
-        judged = [frames(open_episodes(one, spec)) for one in config.success_datasets]
+        calibration += [frames(opened(one)) for one in config.calibrate_on]
+        judged = [frames(opened(one)) for one in config.success_datasets]
         if config.calibrate_on:
             _check_apart([*fitted, *judged], calibration)
         elif not config.cross_fit or fold is not None:

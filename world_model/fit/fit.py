@@ -25,6 +25,7 @@ from vla_rl.common.precision import wants_bf16
 from vla_rl.common.progress import step_progress
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import CalibrationError
+from vla_rl.interfaces import EnvConfig
 from vla_rl.training.checkpoint import (
     checkpoint_path,
     keep_last,
@@ -34,6 +35,7 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
+from world_model.data.body_moves import body_section
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
@@ -78,6 +80,7 @@ def fit(
     on_metrics: OnMetrics | None = None,
     needs_threshold: bool = True,
     show: bool = False,
+    env: EnvConfig | None = None,
 ) -> Path:
     """Fit a world model and return its folder, `folder`/world_model. Stopped anywhere, the same call goes on.
 
@@ -89,9 +92,10 @@ def fit(
         needs_threshold: False: where the episodes cannot bound false successes, no threshold is chosen
             (`WorldModelMetadata.no_threshold`), and the fit goes on.
         show: each stage's progress on the console.
+        env: whose `spec` it is; needed for a dynamics that is conditioned on the robot's body.
 
     Raises:
-        ConfigError: no dataset, or a start that does not fit the environment.
+        ConfigError: no dataset, a start that does not fit the environment, or no simulator of the body that is needed.
         DatasetError: a dataset that is damaged or of another robot, or without successes or failures.
         CalibrationError: too few failures to bound false successes, or no threshold that does; without the need of
             one, episodes that all succeeded or all failed.
@@ -99,11 +103,11 @@ def fit(
     result = Path(folder) / "world_model"
     if result.is_dir():
         return result
-    run = _Fit(config, spec, Path(folder), seed, device, on_metrics, show, needs_threshold=needs_threshold)
+    run = _Fit(config, spec, Path(folder), seed, device, on_metrics, show, env, needs_threshold=needs_threshold)
     run.autoencoder()
     if config.cross_fit and (config.dynamics.steps or config.success.steps):
         folds = (
-            _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, show, k)
+            _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, show, env, k)
             for k in range(config.cross_fit)
         )
         scored = [one for fold in folds for one in fold.scored()]
@@ -142,6 +146,7 @@ class _Fit:
         device: str,
         on_metrics: OnMetrics | None,
         show: bool,
+        env: EnvConfig | None,
         fold: int | None = None,
         needs_threshold: bool = True,
     ) -> None:
@@ -153,7 +158,12 @@ class _Fit:
         if start is not None:
             check_start(start, spec, config)
         self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
-        self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold)
+        body = start.metadata.body if start else body_section(env) if self.model.dynamics.needs_body else None
+        if body and config.objects.steps:
+            raise ConfigError(
+                "world_model.objects.steps: the objects part takes no dynamics with kinematics=body; set 0"
+            )
+        self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold, body, show)
         if fold is None:
             self.data.check_calibration(config, needs_threshold)
         self.start_saw = () if start is None else start.metadata.datasets
@@ -171,7 +181,7 @@ class _Fit:
         else:
             mean, std = state_statistics(self.data.fitted)
             datasets = content_keys([*self.data.fitted, *self.data.judged])
-            metadata = WorldModelMetadata.of(spec, mean, std, datasets=datasets)
+            metadata = WorldModelMetadata.of(spec, mean, std, datasets=datasets, body=body)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.world_model = start or WorldModel(self.model, metadata, build_parts(self.model, metadata)).to(device)

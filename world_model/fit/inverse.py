@@ -41,7 +41,8 @@ def real_pairs(clips: ClipDataset, size: int, seed: int, step: int) -> Pairs:
 
 def learn_scale(network: InverseDynamics, clips: ClipDataset, seed: int) -> None:
     """Of the actions in some of the clips."""
-    network.learn_scale(mean_actions(real_pairs(clips, SCALE_CLIPS, seed, _SCALE)[2])[:, 0].to(network.mean.device))
+    actions = real_pairs(clips, SCALE_CLIPS, seed, _SCALE)[2]
+    network.learn_scale(mean_actions(actions, len(network.mean))[:, 0].to(network.mean.device))
 
 
 def inverse_loss(network: InverseDynamics, clips: ClipDataset, stage: StageConfig, seed: int) -> Loss:
@@ -50,7 +51,8 @@ def inverse_loss(network: InverseDynamics, clips: ClipDataset, stage: StageConfi
 
     def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
         before, after, actions = real_pairs(clips, stage.batch_size, seed + _SCALE, step)
-        found = network.loss(before.to(device), after.to(device), mean_actions(actions)[:, 0].to(device))
+        wanted = mean_actions(actions, len(network.mean))[:, 0].to(device)
+        found = network.loss(before.to(device), after.to(device), wanted)
         return found, {"action_error": found.detach()}
 
     return loss

@@ -62,10 +62,11 @@ class TransformerConfig(DynamicsConfig):
         default=0.02, ge=0, lt=0.2, description="Noise level of remembered pictures, 1 is all; more while fitting."
     )
     sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
-    kinematics: Literal["none", "delta_pose"] = Field(
+    kinematics: Literal["none", "delta_pose", "body"] = Field(
         default="none",
         description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
-        "the dynamics then also sees where each action leads (World-Env's action maps).",
+        "the dynamics then also sees where each action leads (World-Env's action maps). body: a simulator of the robot "
+        "alone tells where (env: libero, tabletop); what contact changes is learned.",
     )
     meters_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: meters at action 1.")
     projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
@@ -73,6 +74,10 @@ class TransformerConfig(DynamicsConfig):
         description="Camera -> 3 x 4 matrix from meters to homogeneous image coordinates in [0, 1] (x right, y down): "
         "then the end effector's path is also drawn into that camera's tokens.",
     )
+
+    @property
+    def needs_body(self) -> bool:
+        return self.kinematics == "body"
 
     def build(self, inputs: DynamicsInputs) -> Dynamics:
         """See `DynamicsConfig.build`."""
@@ -100,6 +105,8 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             raise ValueError(
                 f"dynamics.patch: latents of {height} x {columns} pixels cannot be cut into squares of {config.patch}"
             )
+        if config.needs_body != (inputs.body_dim > 0):
+            raise ValueError("dynamics.kinematics: body, and only body, needs to know what moves the robot's body")
         if width % heads or (width // heads) % 2:
             raise ValueError(f"dynamics: width {width} must be an even multiple of {heads} heads")
         self.config, self.frame_steps, self.heads = config, inputs.frame_steps, heads
@@ -113,7 +120,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         self.is_context = nn.Parameter(torch.zeros(width))
         self.is_reference = nn.Parameter(torch.zeros(width))
         # Called action maps in the weights of world models that are already saved.
-        scale = None if config.kinematics == "none" else config.meters_per_action
+        scale = config.meters_per_action if config.kinematics == "delta_pose" else None
         self.action_maps = ActionConditioning(inputs, self.grid, width, scale, config.projections)
         self.embed_level = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, NUM_MODULATIONS * width)
@@ -226,7 +233,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             torch.zeros(batch, dtype=torch.int64, device=device),
             reference,
         )
-        shape = (self.frame_steps, self.action_maps.action_dim)
+        shape = (self.frame_steps, self.action_maps.num_values)
         nothing = Actions(
             torch.zeros(batch, 1, *shape, device=device),
             torch.zeros(batch, 1, shape[0], dtype=torch.bool, device=device),

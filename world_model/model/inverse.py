@@ -79,7 +79,7 @@ class InverseDynamics(nn.Module):
         """
         shape = actions.executed.shape[:2]
         guess = self.network(features(latents[:, :-1].flatten(0, 1), latents[:, 1:].flatten(0, 1))).unflatten(0, shape)
-        off = (guess - (mean_actions(actions) - self.mean) / self.std).where(self.varies, 0.0)
+        off = (guess - (mean_actions(actions, len(self.mean)) - self.mean) / self.std).where(self.varies, 0.0)
         error = off.square().sum(-1) / self.varies.sum()  # Not `[self.varies]`, which the host would wait for.
         return torch.where(actions.executed.any(-1), error, torch.nan)
 
@@ -91,7 +91,11 @@ def features(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return F.adaptive_avg_pool2d(both, (min(height, MAX_SIDE), min(width, MAX_SIDE)))
 
 
-def mean_actions(actions: Actions) -> torch.Tensor:
-    """B x F -> float32 (B, F, A), the mean over the executed control steps; zeros where there is none."""
+def mean_actions(actions: Actions, size: int | None = None) -> torch.Tensor:
+    """B x F -> float32 (B, F, A), the mean over the executed control steps; zeros where there is none.
+
+    Args:
+        size: A, where what the body moves follows an action's numbers and is to be left out; None: all numbers.
+    """
     executed = actions.executed
-    return (actions.values * executed[..., None]).sum(-2) / executed.sum(-1, keepdim=True).clamp(min=1)
+    return (actions.values[..., :size] * executed[..., None]).sum(-2) / executed.sum(-1, keepdim=True).clamp(min=1)

@@ -140,7 +140,8 @@ class WorldModel(nn.Module):
         """A chunk as the frames that it leads to: clipped, cut into frames of G, the last filled up with zeros.
 
         Args:
-            actions: float32 (B, H, A), environment units. num_steps: int64 (B,), how many of H are executed.
+            actions: float32 (B, H, A), environment units; A + S numbers with what they move the body (`metadata.body`).
+            num_steps: int64 (B,), how many of H are executed.
 
         Returns:
             F = H / G frames, rounded up, whatever is executed: an episode draws the same noise beside any others.
@@ -148,7 +149,9 @@ class WorldModel(nn.Module):
         num_frames = -(-actions.shape[1] // self.frame_steps)
         padded = np.zeros((len(actions), num_frames * self.frame_steps, actions.shape[2]), np.float32)
         low, high = (np.array(bound, np.float32) for bound in (self.metadata.action_low, self.metadata.action_high))
-        padded[:, : actions.shape[1]] = np.clip(actions, low, high)
+        padded[:, : actions.shape[1]] = actions
+        own = padded[..., : len(low)]
+        np.clip(own, low, high, out=own)
         executed = np.arange(padded.shape[1]) < num_steps[:, None]
         padded *= executed[..., None]
         both = np.concatenate([padded, executed[..., None]], 2, dtype=np.float32)  # One copy to the device, not two.

@@ -68,7 +68,7 @@ def measure_trust(
     spec = loaded.metadata.env_spec()
 
     def opened(path: Path) -> EpisodeDataset:
-        return open_episodes(DatasetConfig(path=str(path)), spec)
+        return open_episodes(DatasetConfig(path=str(path)), spec, body=loaded.metadata.body)
 
     def episodes(dataset: EpisodeDataset) -> list[LoggedEpisode]:
         frames = EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high)

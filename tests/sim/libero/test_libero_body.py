@@ -29,7 +29,7 @@ def test_the_arm_is_where_the_simulator_has_it_while_it_touches_nothing() -> Non
     actions = np.clip(np.random.default_rng(0).normal(0, 0.5, (2, 40, 7)), -1, 1).astype(np.float32)
     actions[..., 2] = 0.2 * np.abs(actions[..., 2])
     body = CONFIG.build_body()
-    bodies, states = body.begin(specs), []
+    (bodies, _), states = body.begin(specs), []
     for chunk in range(0, 40, 8):
         bodies, moved = body.step(bodies, actions[:, chunk : chunk + 8])
         states.append(moved)
@@ -56,7 +56,7 @@ def test_an_object_in_the_way_stops_the_simulators_arm_alone() -> None:
     held = env.proprioception()
     env.close()
     body = CONFIG.build_body()
-    _, states = body.step(body.begin([spec]), np.array(actions)[None])
+    _, states = body.step(body.begin([spec])[0], np.array(actions)[None])
     body.close()
     assert held[6] - held[7] > 0.03
     assert states[0, -1, 6] - states[0, -1, 7] < 0.01

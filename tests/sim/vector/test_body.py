@@ -44,7 +44,9 @@ def test_bodies_move_as_in_the_whole_scene_and_apart_from_one_another() -> None:
     body, specs = CONFIG.build_body(), [SPEC, EpisodeSpec("stack", "validation", 4), EpisodeSpec("pick_place", index=1)]
     actions = np.stack([upward(seed) for seed in range(3)])
     expected = [in_the_whole_scene(spec, one) for spec, one in zip(specs, actions, strict=True)]
-    start = body.begin(specs)
+    start, before = body.begin(specs)
+    for state, spec in zip(before, specs, strict=True):
+        np.testing.assert_array_equal(state, CONFIG.build(1).reset([spec]).state[0])
     half, first = body.step(start, actions[:, :8])
     _, second = body.step(half, actions[:, 8:])
     np.testing.assert_array_equal(np.concatenate([first, second], 1), np.array(expected))
@@ -58,7 +60,7 @@ def test_fingers_close_on_nothing_and_the_scene_is_solid_again_afterwards() -> N
     actions = solving(SPEC)
     real = in_the_whole_scene(SPEC, actions)
     body = CONFIG.build_body()
-    _, states = body.step(body.begin([SPEC]), actions[None])
+    _, states = body.step(body.begin([SPEC])[0], actions[None])
     gap = [one[:, 6] - one[:, 7] for one in (real, states[0])]
     assert gap[0].min() > 0.02 and gap[1].min() < 0.005  # A block of some centimeters, and none.
     np.testing.assert_allclose(states[0, :, :3], real[:, :3], atol=0.005)
@@ -68,5 +70,5 @@ def test_fingers_close_on_nothing_and_the_scene_is_solid_again_afterwards() -> N
 def test_actions_are_clipped() -> None:
     body = CONFIG.build_body()
     far = upward(0, 4)[None] + np.float32(3)
-    one, other = (body.step(body.begin([SPEC]), actions)[1] for actions in (far, np.clip(far, -1, 1)))
+    one, other = (body.step(body.begin([SPEC])[0], actions)[1] for actions in (far, np.clip(far, -1, 1)))
     np.testing.assert_array_equal(one, other)

@@ -26,8 +26,10 @@ class HalfBody:
     def __init__(self) -> None:
         self.num_closed = 0
 
-    def begin(self, specs: Sequence[EpisodeSpec]) -> list[Keyframe]:
-        return [Keyframe("half", spec.task, 0, {"at": np.array(100 * start_position(spec))}) for spec in specs]
+    def begin(self, specs: Sequence[EpisodeSpec]) -> tuple[list[Keyframe], np.ndarray]:
+        at = [100 * start_position(spec) for spec in specs]
+        bodies = [Keyframe("half", spec.task, 0, {"at": np.array(x)}) for spec, x in zip(specs, at, strict=True)]
+        return bodies, np.array([[np.nan, x] for x in at], np.float32)
 
     def step(self, bodies: Sequence[Keyframe], actions: np.ndarray) -> tuple[list[Keyframe], np.ndarray]:
         path = np.array([b.arrays["at"] for b in bodies])[:, None] + actions[:, :, 0].clip(-1, 1).cumsum(1)
@@ -131,7 +133,7 @@ def test_keyframes_that_do_not_say_where_the_body_is_are_refused() -> None:
     learned = toy_env(1)
     learned.reset([SPEC])
     env = env_with(HalfBody(), 1)
-    with pytest.raises(ValueError, match=r"saved with env\.body=learned"):
+    with pytest.raises(ValueError, match=r"saved where no simulated body moved"):
         env.reset([replace(SPEC, keyframe=learned.save_state()[0])])
 
 

@@ -78,6 +78,7 @@ def fit_world_model(
             on_metrics=logger.log,
             needs_threshold=paid == "success" if needs_threshold is None else needs_threshold,
             show=recipe.log.console,
+            env=recipe.acting_env,
         )
 
 
