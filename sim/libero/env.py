@@ -32,10 +32,12 @@ from sim.libero.suites import (
 from sim.perturb import Axis, Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
-from sim.vector.body import Collisions, SimulatedBody
+from sim.vector.body import Collisions
+from sim.vector.processes import simulated_body
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
+from vla_rl.rollout.body import Body
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
@@ -151,9 +153,9 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
         same = super().exact()
         return same if self.rendering == "exact" else same.model_copy(update={"rendering": "exact"})
 
-    def build_body(self) -> SimulatedBody:
+    def build_body(self) -> Body:
         """See `EmbodiedConfig.build_body`: the arm, with LIBERO's controller and fixtures."""
-        return SimulatedBody(self.make())
+        return simulated_body(self)
 
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""

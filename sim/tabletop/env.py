@@ -39,8 +39,10 @@ from sim.tabletop.tasks import (
     knocked_velocity,
     spread_out,
 )
-from sim.vector.body import Collisions, SimulatedBody
+from sim.vector.body import Collisions
+from sim.vector.processes import simulated_body
 from vla_rl.data.segmentation import CAMERA_PREFIX
+from vla_rl.rollout.body import Body
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 POSITION_SCALE = 0.05  # meters of travel for an action of 1
@@ -129,9 +131,9 @@ class TabletopConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
             spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
         )
 
-    def build_body(self) -> SimulatedBody:
+    def build_body(self) -> Body:
         """See `EmbodiedConfig.build_body`: the floating gripper."""
-        return SimulatedBody(self.make())
+        return simulated_body(self)
 
     def make(self, record_frames: bool = False) -> TabletopEnv:
         """One environment. The first image rendered opens the process's GL context."""

@@ -224,6 +224,17 @@ class PoolVecEnv(BaseVecEnv):
         if self._frames is not None:
             self._frames.close()
 
+    def ask(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
+        """Ask for what changes no environment; a worker that breaks is asked again.
+
+        Raises:
+            RuntimeError: one broke too often.
+        """
+        answers = self._call(command, arguments)
+        while missing := {i: argument for i, argument in arguments.items() if i not in answers}:
+            answers |= self._call(command, missing)
+        return answers
+
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
         assert self._finalizer.alive, "the environment is closed"
         if command == "step" and self.record_frames and arguments:
@@ -282,7 +293,7 @@ class PoolVecEnv(BaseVecEnv):
             return
         if status == "ok":
             call.answers[env_id] = self._expand(call.command, env_id, payload)
-            if call.command == "step":
+            if call.command in ("step", "move"):
                 worker.failures = self._broken_steps[env_id] = 0
         elif status == "broken":
             self._note_broken_step(worker, env_id, payload)

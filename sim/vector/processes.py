@@ -10,15 +10,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+
+from sim.vector.body import EmbodiedEnv, SimulatedBody
 from sim.vector.commands import Command, SimOptions
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, assign, observation_layout, start_all
 from sim.vector.shared_arrays import SharedArrays
+from vla_rl.rollout.body import Body
 from vla_rl.rollout.env_checks import check_num_envs
+from vla_rl.types import EpisodeSpec, Keyframe
 
 START_SECONDS = 300.0  # for importing the simulator and making the environments; a reset may load a scene, too
 
@@ -132,3 +137,41 @@ class ProcessVecEnv(PoolVecEnv):
             return payload
         instruction, *outcome = payload
         return self._read_step(self._shared, env_id, instruction, outcome)
+
+
+class BodyProcesses:
+    """See `vla_rl.rollout.body.Body`: `config.num_workers` processes, each with a simulator, share the bodies."""
+
+    def __init__(self, config: SimOptions) -> None:
+        self._pool = ProcessVecEnv(config, config.num_workers)
+
+    def begin(self, specs: Sequence[EpisodeSpec]) -> tuple[list[Keyframe], np.ndarray]:
+        """See `Body.begin`."""
+        return self._shared_out("begin", [[specs[i] for i in rows] for rows in self._shares(len(specs))])
+
+    def step(self, bodies: Sequence[Keyframe], actions: np.ndarray) -> tuple[list[Keyframe], np.ndarray]:
+        """See `Body.step`."""
+        shares = self._shares(len(bodies))
+        return self._shared_out("move", [([bodies[i] for i in rows], actions[rows]) for rows in shares])
+
+    def _shares(self, size: int) -> list[np.ndarray]:
+        return np.array_split(np.arange(size), min(self._pool.num_envs, size))
+
+    def _shared_out(self, command: Command, arguments: Sequence[Any]) -> tuple[list[Keyframe], np.ndarray]:
+        answers = self._pool.ask(command, dict(enumerate(arguments)))
+        parts = [answers[i] for i in range(len(arguments))]
+        return [body for bodies, _ in parts for body in bodies], np.concatenate([states for _, states in parts])
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """See `ProcessVecEnv`."""
+        return self._pool.worker_pids
+
+    def close(self) -> None:
+        """See `Body.close`."""
+        self._pool.close()
+
+
+def simulated_body(config: SimOptions) -> Body:
+    """The robot alone, in this process or in `config.num_workers` others."""
+    return BodyProcesses(config) if config.num_workers else SimulatedBody(cast(EmbodiedEnv, config.start()))

@@ -17,12 +17,13 @@ import time
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from sim.rendering.devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
+from sim.vector.body import EmbodiedEnv, SimulatedBody
 from sim.vector.commands import CALLER_ERRORS, Command, SimOptions, run_command
 from sim.vector.shared_arrays import Layout, SharedArrays
 
@@ -79,6 +80,7 @@ class _Worker:
     def __init__(self, connection: Connection, envs: dict[int, SingleEnv], shared: SharedArrays) -> None:
         self.connection = connection
         self.envs = envs
+        self.bodies = {i: SimulatedBody(cast(EmbodiedEnv, env)) for i, env in envs.items()}
         self.shared = shared
         self.frames: SharedArrays | None = None
 
@@ -99,6 +101,10 @@ class _Worker:
     def _answer(self, env_id: int, command: Command, argument: Any) -> tuple[str, Any]:
         """("ok", answer) or (name of the error, its text)."""
         try:
+            if command == "begin":
+                return "ok", self.bodies[env_id].begin(argument)
+            if command == "move":
+                return "ok", self.bodies[env_id].step(*argument)
             answer = run_command(self.envs[env_id], command, argument)
             if command == "reset":
                 return "ok", self._show(env_id, answer)

@@ -21,9 +21,10 @@ from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.keyframes import split_start
 from vla_rl.interfaces import EnvConfig
 from vla_rl.rollout.body import EmbodiedConfig
-from vla_rl.types import EpisodeSpec, Split
+from vla_rl.types import EnvSpec, EpisodeSpec, Split
 
 FILE = "body_moves.npy"
+AT_ONCE = 64  # Episodes.
 
 
 def moves_of(states: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def body_section(env: EnvConfig | None) -> dict[str, Any]:
             f"alone (libero, tabletop, or your own with build_body, see vla_rl/rollout/body.py), not {found}; set "
             "it to delta_pose or none"
         )
-    apart = {"kind", "tasks", "num_envs", "num_workers"}  # The robot is the same in every task.
+    apart = {"kind", "tasks", "num_envs"}  # The robot is the same in every task.
     return {"kind": env.kind, **env.model_dump(mode="json", exclude_defaults=True, exclude=apart)}
 
 
@@ -60,7 +61,7 @@ def with_body_moves(dataset: EpisodeDataset, section: dict[str, Any], show: bool
         show: progress on the console.
 
     Raises:
-        DatasetError: an episode of which the simulator's initial state is not recorded, or that it does not have.
+        DatasetError: an episode that did not begin at one of the simulator's initial states.
     """
     env: EnvConfig = build_component("env", section)
     spec = env.env_spec()
@@ -76,24 +77,38 @@ def _replayed(dataset: EpisodeDataset, env: EnvConfig, show: bool) -> np.ndarray
     """float32 (N, S)."""
     assert isinstance(env, EmbodiedConfig), "checked when the section was made"
     moves = np.zeros((len(dataset.actions), dataset.state.shape[1]), np.float32)
+    order = sorted(range(len(dataset.starts)), key=lambda e: (dataset.task[dataset.starts[e]], dataset.lengths[e]))
     with (
         closing(env.build_body()) as body,
-        step_progress(f"body of {dataset.name}", len(dataset.starts), show, " episodes/s") as advance,
+        step_progress(f"body of {dataset.name}", len(order), show, " episodes/s") as advance,
     ):
-        for episode, (start, length) in enumerate(zip(dataset.starts, dataset.lengths, strict=True)):
-            task, split, index = split_start(dataset.initial_states[episode])
-            try:
-                if not split:
-                    raise ValueError("it is not one of a simulator's")
-                at, first = body.begin([EpisodeSpec(task, cast(Split, split), index)])
-            except (ValueError, KeyError) as error:
-                raise DatasetError(
-                    f"{dataset.path}: episode {episode} began at {dataset.initial_states[episode]!r}, where the "
-                    f"simulator cannot begin ({error}); kinematics=body needs episodes that were collected in it; "
-                    "otherwise set world_model.model.dynamics.kinematics to delta_pose or none"
-                ) from error
-            rows = slice(start, start + length)
-            _, states = body.step(at, dataset.executed_actions[rows][None])
-            moves[rows] = moves_of(np.concatenate([first[:, None], states], 1))[0]
-            advance(episode + 1, "")
+        for done in range(0, len(order), AT_ONCE):
+            episodes = order[done : done + AT_ONCE]
+            at, first = body.begin([_start(dataset, episode, env.env_spec()) for episode in episodes])
+            actions = np.zeros((len(episodes), dataset.lengths[episodes].max(), dataset.actions.shape[1]), np.float32)
+            rows = [slice(dataset.starts[e], dataset.starts[e] + dataset.lengths[e]) for e in episodes]
+            for i, own in enumerate(rows):
+                actions[i, : own.stop - own.start] = dataset.executed_actions[own]
+            _, states = body.step(at, actions)
+            found = moves_of(np.concatenate([first[:, None], states], 1))
+            for i, own in enumerate(rows):
+                moves[own] = found[i, : own.stop - own.start]
+            advance(done + len(episodes), "")
     return moves
+
+
+def _start(dataset: EpisodeDataset, episode: int, spec: EnvSpec) -> EpisodeSpec:
+    """Where a recorded episode began.
+
+    Raises:
+        DatasetError: not at one of the simulator's initial states.
+    """
+    name = dataset.initial_states[episode]
+    task, split, index = split_start(name)
+    if task not in spec.tasks:
+        raise DatasetError(
+            f"{dataset.path}: episode {episode} began at {name!r}, which is no initial state of {spec.kind} "
+            f"{spec.suite}; kinematics=body needs episodes that were collected in that simulator; otherwise set "
+            "world_model.model.dynamics.kinematics to delta_pose or none"
+        )
+    return EpisodeSpec(task, cast(Split, split), index)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 
 from sim.tabletop.env import TabletopConfig
+from sim.vector.processes import BodyProcesses
 from vla_rl.rollout.body import EmbodiedConfig
 from vla_rl.types import EpisodeSpec
 
@@ -72,3 +76,19 @@ def test_actions_are_clipped() -> None:
     far = upward(0, 4)[None] + np.float32(3)
     one, other = (body.step(body.begin([SPEC])[0], actions)[1] for actions in (far, np.clip(far, -1, 1)))
     np.testing.assert_array_equal(one, other)
+
+
+def test_processes_share_the_bodies_and_move_them_as_one_does() -> None:
+    specs, actions = [EpisodeSpec("pick_place", index=i) for i in range(5)], np.stack([upward(i, 8) for i in range(5)])
+    alone, shared = CONFIG.build_body(), CONFIG.model_copy(update={"num_workers": 2}).build_body()
+    assert isinstance(shared, BodyProcesses)
+    (one, before), (other, same) = alone.begin(specs), shared.begin(specs)
+    np.testing.assert_array_equal(before, same)
+    os.kill(shared.worker_pids[1], signal.SIGKILL)  # What a body is stands in its keyframe: another process goes on.
+    (one, states), (other, told) = alone.step(one, actions), shared.step(other, actions)
+    np.testing.assert_array_equal(states, told)
+    assert [body.step for body in other] == [body.step for body in one] == [8] * 5
+    np.testing.assert_array_equal(alone.step(one[:1], actions[:1])[1], shared.step(other[:1], actions[:1])[1])
+    for body in (alone, shared):
+        body.close()
+        body.close()
