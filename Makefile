@@ -41,20 +41,19 @@ TYPES = $(BIN)/basedpyright --level error && $(GL) $(BIN)/python scripts/weight.
 weight: setup-dev ## lines, options, imports in circles and more: what each is, its ceiling and its goal
 	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
-# Tests against the clock (live) run one after another, beside nothing but the type checker. One that fails is run once
-# more, on processes of its own: a machine that stands still for a second is no fault of the robot's. Both runs are shown.
-# With ARGS, one of the two parts may have nothing to run (status 5).
+# Tests against the clock (live) run one after another, beside nothing. One that fails is run once more, on processes of
+# its own: a machine that stands still for a second is no fault of the robot's. Both runs are shown. With ARGS, one of the
+# two parts may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest
 FAST = not slow and not gpu and not network
-MAYBE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 LIVE = $(PYTEST) -m '$(FAST) and live' $(ARGS)
-test: setup-dev ## ruff, the fast tests, the type checker
+test: setup-dev ## ruff, the type checker, the fast tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(MAYBE_NONE)
-	{ $(TYPES); } & types=$$!; \
+	$(TYPES)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(LIVE); live=$$?; [ $$live -ne 1 ] || { $(LIVE) --last-failed --last-failed-no-failures none; live=$$?; }; \
-	$(if $(ARGS),[ $$live -ne 5 ] || live=0;) wait $$types && exit $$live
+	$(if $(ARGS),[ $$live -ne 5 ] || live=0;) exit $$live
 
 CORE = tests/vla_rl/algorithms tests/vla_rl/rollout tests/vla_rl/training tests/sim/tabletop tests/test_golden.py
 test-core: setup-dev ## the inner loop: types, algorithms, rollout, training, the tabletop
