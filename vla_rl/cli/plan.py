@@ -11,12 +11,13 @@ from vla_rl.cli.options import Overrides, RecipeName, check_writable, say
 from vla_rl.cli.running import load
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
+from vla_rl.evaluation.headroom import headroom
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate
 from vla_rl.workflows.plan.command import run
 from vla_rl.workflows.plan.plan import Machines
-from vla_rl.workflows.plan.preflight import measure_headroom
+from vla_rl.workflows.plan.preflight import play_groups
 
 app = typer.Typer()
 
@@ -96,7 +97,7 @@ def plan(
 def _without_a_run(recipe: str, overrides: list[str] | None, preflight: int | None, gpus: int) -> list[str]:
     """Lines of what a few episodes say of RL; without them, of the memory that each GPU needs."""
     if preflight:
-        found = measure_headroom(load(recipe, overrides, PLAN), preflight)
+        found = headroom(play_groups(load(recipe, overrides, PLAN), preflight))
         return [found.text(), next_command("train", recipe, *(overrides or ()))]
     return [estimate(load(recipe, overrides, ANY, runs=False), gpus).text()]
 

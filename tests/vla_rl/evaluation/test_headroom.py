@@ -37,7 +37,6 @@ def test_shares_by_hand():
     assert found.success == pytest.approx((1 + 0.25 + 0 + 0.5 + 0) / 5) and found.greedy == pytest.approx(0.4)
     shares = [found.mixed.value, found.all_failed.value, found.all_solved.value, found.best_of_n]
     assert shares == pytest.approx([0.4, 0.4, 0.2, 0.6])
-    assert found.spread == pytest.approx((4 / 3) * (0.25 * 0.75 + 0.25) / 5)
     assert (found.mixed.low, found.mixed.high) == pytest.approx(tuple(wilson_interval(2, 5)))
     assert found.text().splitlines()[0] == "success 35.0 % sampled, greedy 40.0 %; the best of 4 draws 60.0 %"
 

@@ -6,12 +6,12 @@ from functools import partial
 
 from vla_rl.common.progress import episode_progress
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
-from vla_rl.evaluation.headroom import Headroom, headroom
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 
-def measure_headroom(recipe: TrainRecipe, num_episodes: int) -> Headroom:
+def play_groups(recipe: TrainRecipe, num_episodes: int) -> Evaluation:
     """Play groups of the recipe's size from `train` states, at its temperature, and each state once greedily.
 
     Args:
@@ -27,4 +27,4 @@ def measure_headroom(recipe: TrainRecipe, num_episodes: int) -> Headroom:
         videos=0,
     )
     policy, env = build_policy(recipe, spec), recipe.rollout.placed(recipe.acting_env)
-    return headroom(evaluate(policy, env, config, progress=partial(episode_progress, show=True)))
+    return evaluate(policy, env, config, progress=partial(episode_progress, show=True))
