@@ -267,6 +267,7 @@ class EnvSpec:
         approximation: how it deviates from what it stands for, so that no figure is measured in it; empty: not at all.
         suite: which of a simulator's sets of tasks; empty where there is one.
         labels: task name -> what tables and plots call it, its number in the suite first; empty: by its name.
+        groups: task name -> what a benchmark sums it up by, (dimension, difficulty level or 0); empty: tasks alone.
         objects: names of the K objects whose poses `StepResult.info` tells; empty: it tells none.
         official: what of a benchmark's protocol -> (as it is here, as the benchmark has it), for pages; empty: none.
         action_names, state_names: of the A and S numbers; empty: by their numbers.
@@ -287,6 +288,7 @@ class EnvSpec:
     approximation: str = ""
     suite: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, tuple[str, int]] = field(default_factory=dict)
     objects: tuple[str, ...] = ()
     official: dict[str, tuple[str, str]] = field(default_factory=dict)
     action_names: tuple[str, ...] = ()

@@ -16,7 +16,9 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import ObjectPosesConfig, PerturbableConfig, SegmentedConfig, check_known
+from sim.libero.corruptions import corrupted
 from sim.libero.library import ASSETS_VARIABLE, import_library, suite_tasks
+from sim.libero.published import PublishedConfig, PublishedTask, assets_of, left_out, tasks_of
 from sim.libero.suites import (
     CAMERAS,
     CONTROL_HZ,
@@ -74,6 +76,12 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
         default=None, description="Control steps before truncation; the suite's official number if not given."
     )
 
+    published: PublishedConfig | None = Field(
+        default=None,
+        description="LIBERO-Plus's or LIBERO-PRO's perturbed tasks of the suite, {path: FOLDER} of a copy of their "
+        "repository (docs/robustness.md); null: LIBERO's own.",
+    )
+
     @field_validator("suite")
     @classmethod
     def _known_suite(cls, value: str) -> str:
@@ -82,6 +90,10 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
 
     @model_validator(mode="after")
     def _known_tasks(self) -> LiberoConfig:
+        if self.published is not None and self.perturb is not None:
+            raise ConfigError(
+                "env.perturb: not together with env.published, whose tasks are perturbed; set one to null"
+            )
         if self.tasks:
             try:
                 self.task_names()
@@ -105,8 +117,12 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
             ValueError: an unknown task; the message has the nearest names.
             ImportError: the LIBERO library is not installed.
         """
-        known = suite_tasks(self.suite)
+        known = tuple(self.published_tasks()) or suite_tasks(self.suite)
         return tuple(_resolve_task(task, known, self.suite) for task in self.tasks) or known
+
+    def published_tasks(self) -> dict[str, PublishedTask]:
+        """The published tasks that `tasks` chooses from, by name; none unless `published`."""
+        return {} if self.published is None else tasks_of(self.published, self.suite, self.assets_path)
 
     def check_machine(self) -> None:
         """Refuse a MUJOCO_GL that is no back end."""
@@ -121,6 +137,8 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
         )
         moves = self.perturb is not None and self.perturb.axis == "camera"
         known = "agentview" in self.cameras and self.suite in VIEWS and not moves
+        if self.published is not None:
+            return self._published_spec(spec, horizon)
         return replace(
             spec,
             num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
@@ -129,6 +147,22 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
             suite=f"{self.suite}+{self.perturbation_name}" if self.perturb else self.suite,
             labels={task: label for task, label in task_labels(suite_tasks(self.suite)).items() if task in tasks},
             official={**self._official(horizon), "tasks": (str(len(tasks)), str(len(suite_tasks(self.suite))))},
+        )
+
+    def _published_spec(self, spec: EnvSpec, horizon: int) -> EnvSpec:
+        assert self.published is not None
+        every = self.published_tasks()
+        chosen = [every[task] for task in spec.tasks]
+        lacking = left_out(self.published, self.suite, {task.name: task for task in chosen})
+        return replace(
+            spec,
+            tasks={task.name: task.instruction for task in chosen},
+            num_eval_states={task.name: task.num_states for task in chosen},
+            approximation="light rendering, not LIBERO's pictures" if self.rendering == "light" else "",
+            suite=f"{chosen[0].benchmark}/{self.suite}",
+            labels={task.name: task.name for task in chosen},
+            groups={task.name: (task.dimension, task.level) for task in chosen},
+            official={**self._official(horizon), "tasks": (f"{len(chosen)}{lacking and f' ({lacking})'}", "all")},
         )
 
     def _official(self, horizon: int) -> dict[str, tuple[str, str]]:
@@ -188,7 +222,8 @@ class LiberoEnv(SingleEnv):
         self.config = config
         self.spec = config.env_spec()
         self.record_frames = record_frames
-        import_library(config.assets_path)
+        import_library(assets_of(config.published, config.assets_path))
+        self._published = config.published_tasks()
         self._loaded: TaskScene | None = None
         self._instruction = ""
 
@@ -228,8 +263,12 @@ class LiberoEnv(SingleEnv):
             raise ValueError(f"unknown task {spec.task!r} of this {self.config.suite} environment. Nearest: {nearest}.")
         if spec.split not in SPLITS:
             raise ValueError(f"split: got {spec.split!r}, allowed: {', '.join(SPLITS)}")
-        if spec.index < 0 or (spec.split == "eval" and spec.index >= NUM_OFFICIAL_STATES):
-            most = f"; {spec.task} has {NUM_OFFICIAL_STATES} official states" if spec.split == "eval" else ""
+        if spec.index < 0 or (spec.split == "eval" and spec.index >= self.spec.num_eval_states[spec.task]):
+            most = (
+                f"; {spec.task} has {self.spec.num_eval_states[spec.task]} official states"
+                if spec.split == "eval"
+                else ""
+            )
             raise ValueError(f"index {spec.index} of split {spec.split!r}: must be from 0{most}")
         if spec.keyframe is not None and (spec.keyframe.env, spec.keyframe.task) != ("libero", spec.task):
             raise ValueError(
@@ -243,7 +282,7 @@ class LiberoEnv(SingleEnv):
         if self._loaded is not None and (self._loaded.task, self._loaded.crowded) == (task, crowded):
             return self._loaded
         self.close()
-        self._loaded = borrow(self.config.suite, task, crowded)
+        self._loaded = borrow(self.config.suite, task, crowded, self._published.get(task))
         self._loaded.renderer.light = self.config.rendering == "light"
         return self._loaded
 
@@ -311,6 +350,10 @@ class LiberoEnv(SingleEnv):
                 for name in self.config.cameras:
                     camera = model.camera(CAMERAS[name]).id
                     images[CAMERA_PREFIX + name] = loaded.renderer.structure(shown, camera, self.config.image_size)
+        published = self._published.get(loaded.task)
+        if published is not None and published.noise and "agentview" in images:
+            rng = np.random.default_rng([zlib.crc32(loaded.task.encode()), self.num_steps])
+            images["agentview"] = corrupted(images["agentview"], published.noise, rng)
         obs = SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
         return self._perturbation.seen(obs, self.num_steps)
 

@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +76,15 @@ def init_states_path(suite: str, task: str) -> Path:
     return package_root() / "init_files" / suite / f"{task}.pruned_init"
 
 
-def load_init_states(path: Path) -> np.ndarray:
+def load_init_states(
+    path: Path, dims: Sequence[int] = (2,), remedy: str = f"Reinstall the library: {INSTALL}"
+) -> np.ndarray:
     """Official initial states, float64 (50, 1 + nq + nv): time, positions, velocities of each.
 
     The files are pickles in a torch archive; only numpy's array types are allowed in them.
+
+    Args:
+        dims: numbers of dimensions that the array may have. remedy: what errors tell to do.
 
     Raises:
         FileNotFoundError: no such file.
@@ -88,7 +94,7 @@ def load_init_states(path: Path) -> np.ndarray:
     from numpy._core.multiarray import _reconstruct
 
     if not path.is_file():
-        raise FileNotFoundError(f"LIBERO's initial states are missing: {path}. Reinstall the library: {INSTALL}")
+        raise FileNotFoundError(f"LIBERO's initial states are missing: {path}. {remedy}")
     allowed = [
         (_reconstruct, "numpy.core.multiarray._reconstruct"),
         _reconstruct,
@@ -103,9 +109,9 @@ def load_init_states(path: Path) -> np.ndarray:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"{path}: not a usable file of initial states (it is damaged, or holds more than a numpy array: {reason}). "
-            f"Reinstall the library: {INSTALL}"
+            f"{remedy}"
         ) from error
-    if not isinstance(states, np.ndarray) or states.ndim != 2 or states.dtype != np.float64:
+    if not isinstance(states, np.ndarray) or states.ndim not in dims or states.dtype != np.float64:
         found = f"{states.dtype} {states.shape}" if isinstance(states, np.ndarray) else type(states).__name__
         raise ValueError(f"{path}: expected a float64 array (states, values), found {found}")
     if not np.isfinite(states).all():

@@ -11,6 +11,8 @@ from sim.libero.distractors import CrowdedScene
 from sim.libero.experts import PickAndPlace
 from sim.libero.layout import rearranged
 from sim.libero.library import bddl_path, init_states_path, load_init_states
+from sim.libero.published import PublishedTask
+from sim.libero.published_scene import PublishedScene
 from sim.libero.render import Renderer
 from sim.libero.scene import InitialState, Scene
 
@@ -69,12 +71,15 @@ class TaskScene:
 _idle: list[TaskScene] = []
 
 
-def borrow(suite: str, task: str, crowded: bool) -> TaskScene:
-    """An idle scene of the task, or a new one (takes seconds)."""
+def borrow(suite: str, task: str, crowded: bool, published: PublishedTask | None = None) -> TaskScene:
+    """An idle scene of the task, or a new one (takes seconds). published: one of those."""
     for position, loaded in enumerate(_idle):
         if (loaded.suite, loaded.task, loaded.crowded) == (suite, task, crowded):
             return _idle.pop(position)
-    make = CrowdedScene if crowded else Scene
-    scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
+    if published is not None:
+        scene: Scene = PublishedScene(published)
+    else:
+        make = CrowdedScene if crowded else Scene
+        scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
     name = f"{suite}/{task}/crowded" if crowded else f"{suite}/{task}"
     return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, MAX_SCENES))

@@ -18,8 +18,10 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.task_names import print_table
 from vla_rl.config import apply_overrides, read_yaml, validate
 from vla_rl.evaluation.compare import format_p
+from vla_rl.evaluation.dimensions import dimension_table
 from vla_rl.evaluation.foreign import compare_any, is_foreign, read_evaluation
 from vla_rl.evaluation.report.report import write_report
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import COLLECT, EVAL
@@ -113,7 +115,9 @@ def evaluate(
         run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
         with resumable(typed, run.path):
             if recipes:
-                tables, written = [evaluate_suites(recipes, run.path, name, say).table()], f"{run.suites}, .md and .tex"
+                results, written = evaluate_suites(recipes, run.path, name, say), f"{run.suites}, .md and .tex"
+                each = [Evaluation.load(run.evaluation(one)) for one in results.evaluations.values()]
+                tables = [results.table(), *([dimension_table(each)] if each[0].meta.groups else [])]
             elif perturbations:
                 evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
                 tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
@@ -125,7 +129,8 @@ def evaluate(
                 else:
                     write_report(run.path)
             else:
-                tables, written = [run_evaluation(loaded, run.path, name).table()], str(run.evaluation(name))
+                evaluation, written = run_evaluation(loaded, run.path, name), str(run.evaluation(name))
+                tables = [dimension_table([evaluation]) if evaluation.meta.groups else evaluation.table()]
     if world.is_main:
         for table in tables:
             print_table(table)

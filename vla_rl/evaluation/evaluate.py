@@ -268,7 +268,7 @@ class _EvaluationRun:
             policy=str(path) if path is not None else None,
             policy_hash=hashed,
             env=spec.kind,
-            **{name: getattr(spec, name) for name in ("suite", "labels", "cameras", "image_size")},
+            **{name: getattr(spec, name) for name in ("suite", "labels", "groups", "cameras", "image_size")},
             env_config=env_config.model_dump(mode="json") if env_config is not None else None,
             split=config.split,
             seed=config.seed,
@@ -369,7 +369,7 @@ def _official(spec: EnvSpec, config: EvalConfig) -> dict[str, tuple[str, str]]:
     """The benchmark's protocol beside the evaluation's own; empty where the environment is of none."""
     if not spec.official:
         return {}
-    (number,) = set(spec.num_eval_states.values())
+    number = max(spec.num_eval_states.values())
     official = f"the {number} official ones"
     is_whole = config.split == "eval" and config.episodes_per_task == number
     here = official if is_whole else f"{config.episodes_per_task} of the {config.split} split"

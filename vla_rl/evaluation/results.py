@@ -11,7 +11,7 @@ import fcntl
 import glob
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -79,7 +79,7 @@ class EvaluationMeta(Config):
     Attributes:
         name: what was evaluated, for people ("base", "final").
         policy: its path, and policy_hash the SHA-256 of its files; None for one that lives in memory.
-        env: kind of the environment. env_config: its config, when known. suite, labels: see `EnvSpec`.
+        env: kind of the environment. env_config: its config, when known. suite, labels, groups: see `EnvSpec`.
         temperatures: mode -> temperature.
         horizon: task -> control steps. image_size: (height, width).
         num_envs: of each of num_processes, which shared the episodes.
@@ -98,6 +98,7 @@ class EvaluationMeta(Config):
     env_config: dict[str, Any] | None = None
     suite: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
+    groups: dict[str, tuple[str, int]] = Field(default_factory=dict)
     split: Split
     seed: int
     temperatures: dict[str, float]
@@ -146,6 +147,25 @@ class SuccessRate:
     mean_steps_to_success: float
     num_lost: int
 
+    @classmethod
+    def of(cls, mode: str, task: str | None, chosen: Sequence[EpisodeRecord]) -> Self:
+        """The rate of some episodes of a mode; task: theirs, None if they are of several."""
+        counted = [e for e in chosen if not e.lost]
+        outcomes = np.array([e.success for e in counted], bool)
+        states = np.array([f"{e.task}/{e.index}" for e in counted])
+        steps = [e.steps for e in counted if e.success]
+        return cls(
+            mode=mode,
+            task=task,
+            num_episodes=len(counted),
+            num_successes=int(outcomes.sum()),
+            num_states=len(set(states)),
+            rate=float(outcomes.mean()) if counted else math.nan,
+            interval=clustered_wilson_interval(outcomes, states, np.array([e.task for e in counted])),
+            mean_steps_to_success=float(np.mean(steps)) if steps else math.nan,
+            num_lost=len(chosen) - len(counted),
+        )
+
     def text(self) -> str:
         """For people: "42.5 % [37.7, 47.4], n = 400"."""
         if self.num_episodes == 0:
@@ -193,22 +213,7 @@ class Evaluation(Config):
                 f"no episodes of mode {mode!r}, task {task!r}; modes: {', '.join(self.modes)}; "
                 f"tasks: {', '.join(self.tasks)}"
             )
-        chosen = self.select(mode, task)
-        counted = [e for e in chosen if not e.lost]
-        outcomes = np.array([e.success for e in counted], bool)
-        states = np.array([f"{e.task}/{e.index}" for e in counted])
-        steps = [e.steps for e in counted if e.success]
-        return SuccessRate(
-            mode=mode,
-            task=task,
-            num_episodes=len(counted),
-            num_successes=int(outcomes.sum()),
-            num_states=len(set(states)),
-            rate=float(outcomes.mean()) if counted else math.nan,
-            interval=clustered_wilson_interval(outcomes, states, np.array([e.task for e in counted])),
-            mean_steps_to_success=float(np.mean(steps)) if steps else math.nan,
-            num_lost=len(chosen) - len(counted),
-        )
+        return SuccessRate.of(mode, task, self.select(mode, task))
 
     def rates(self) -> list[SuccessRate]:
         """Per mode: each task, then all tasks together."""

@@ -50,7 +50,8 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     def save(evaluation: Evaluation) -> None:
         if world.is_main:
             evaluation.save(run.evaluation(name))
-            evaluation.plot(run.evaluation(name).with_suffix(".png"))
+            if not evaluation.meta.groups:  # Too many tasks for a picture.
+                evaluation.plot(run.evaluation(name).with_suffix(".png"))
 
     evaluation = run_evaluation(
         policy,
