@@ -261,6 +261,8 @@ class LiberoEnv(SingleEnv):
         if spec.task not in self.spec.tasks:
             nearest = ", ".join(nearest_tasks(spec.task, self.spec.tasks))
             raise ValueError(f"unknown task {spec.task!r} of this {self.config.suite} environment. Nearest: {nearest}.")
+        if self._published and spec.split != "eval":
+            raise ValueError(f"split: got {spec.split!r}; published tasks have their own states alone: eval.split=eval")
         if spec.split not in SPLITS:
             raise ValueError(f"split: got {spec.split!r}, allowed: {', '.join(SPLITS)}")
         if spec.index < 0 or (spec.split == "eval" and spec.index >= self.spec.num_eval_states[spec.task]):

@@ -271,6 +271,8 @@ def test_the_scenes_are_as_their_files_say(tmp_path: Path) -> None:
     clean = seen["_language_4_view_0_0_100_0_0_initstate_0"].images["agentview"].astype(float)
     for end in ("_light_7", "_table_3", "_view_0_0_100_0_0_initstate_0_noise_13"):
         assert np.abs(seen[end].images["agentview"] - clean).mean() > 1, end
+    with pytest.raises(ValueError, match="own states alone"):
+        env.reset(EpisodeSpec(TASK + "_light_7", "train", 0))
     with pytest.raises(ValueError, match="has 1 official states"):
         env.reset(EpisodeSpec(TASK + "_light_7", "eval", 1))
     env.close()
@@ -283,7 +285,14 @@ def test_eval_prints_the_table_by_dimension_and_level(tmp_path: Path) -> None:
     policy = save_policy(tmp_path / "policy")
     dimensions = "[Robot Initial States,Sensor Noise]"
     options = [
-        *("eval.episodes_per_task=1", "eval.temperatures=[0]", "eval.videos=0", "env.horizon=4", "env.num_envs=1"),
+        *(
+            "eval.split=eval",
+            "eval.episodes_per_task=1",
+            "eval.temperatures=[0]",
+            "eval.videos=0",
+            "env.horizon=4",
+            "env.num_envs=1",
+        ),
         *("env.num_workers=0", "env.image_size=64", "env.tasks=[]", f"env.suite={SUITE}", f"policy.path={policy}"),
         f"env.published={{path: {plus_copy(tmp_path / 'copy')}, dimensions: {dimensions}}}",
     ]
