@@ -309,7 +309,7 @@ def test_a_slow_test_is_due_when_it_or_what_it_imports_changes(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(slow_tests, "ROOT", tmp_path)
     monkeypatch.setattr(slow_tests, "PASSED", tmp_path / "tests" / "slow_passed.json")
-    monkeypatch.setattr(slow_tests, "run", lambda file: (True, True, "1 passed"))
+    monkeypatch.setattr(slow_tests, "run", lambda file, is_live: (True, True, "1 passed"))
 
     def due(*arguments: str) -> str:
         monkeypatch.setattr("sys.argv", ["slow_tests.py", *arguments])
@@ -321,7 +321,7 @@ def test_a_slow_test_is_due_when_it_or_what_it_imports_changes(
     (tmp_path / "vla_rl" / "b.py").write_text("y = 2\n")
     assert due().startswith("0 of 1 files")
     (tmp_path / "vla_rl" / "a.py").write_text("x = 2\n")
-    monkeypatch.setattr(slow_tests, "run", lambda file: (False, False, "1 failed"))
+    monkeypatch.setattr(slow_tests, "run", lambda file, is_live: (False, False, "1 failed"))
     monkeypatch.setattr("sys.argv", ["slow_tests.py"])
     assert slow_tests.main() == 1 and "failed: tests/test_a.py" in capsys.readouterr().out
     assert due("--list").startswith("1 of 1 files"), "a failure is no pass"
@@ -334,7 +334,7 @@ def test_files_with_live_tests_run_after_the_others_one_by_one(tmp_path: Path, m
         (tmp_path / "tests" / f"test_{name}.py").write_text(f'"""{marks}"""\n')
     both, log = threading.Barrier(2, timeout=60), list[str]()
 
-    def run(file: Path) -> tuple[bool, bool, str]:
+    def run(file: Path, is_live: bool) -> tuple[bool, bool, str]:
         log.append(f"{file.stem} begins")
         if file.stem in ("test_c", "test_d"):
             both.wait()
