@@ -99,9 +99,9 @@ class WorldModelMetadata(Config):
         return len(self.action_low)
 
     @property
-    def num_values(self) -> int:
-        """A, or A + S with a simulated body: numbers of an action as the dynamics takes it."""
-        return self.action_dim + (self.state_dim if self.body else 0)
+    def body_dim(self) -> int:
+        """Numbers that follow an action's where the dynamics is conditioned on the body (`Actions.values`): S, or 0."""
+        return self.state_dim if self.body else 0
 
     @classmethod
     def of(cls, spec: EnvSpec, state_mean: np.ndarray, state_std: np.ndarray, **more: Any) -> WorldModelMetadata:

@@ -10,7 +10,16 @@ from sim.rendering.devices import Asked
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.types import EnvSpec
 
-Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining", "drive_home", "begin", "move"]
+Command = Literal[
+    "reset",
+    "step",
+    "save_state",
+    "expert_action",
+    "expert_remaining",
+    "drive_home",
+    "begin_bodies",
+    "move_bodies",
+]
 
 # Errors of a caller's, which are raised again in the caller's process.
 CALLER_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError)}
@@ -46,8 +55,8 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
             return env.expert_remaining()
         case "drive_home":
             return env.drive_home()
-        case "begin" | "move":
-            raise AssertionError("these are to a worker's simulated bodies")
+        case "begin_bodies" | "move_bodies":
+            raise AssertionError("a worker asks its simulated bodies")
 
 
 def _begun(env: SingleEnv, obs: SingleObservation, is_new: bool) -> SingleObservation:

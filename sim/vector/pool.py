@@ -293,7 +293,7 @@ class PoolVecEnv(BaseVecEnv):
             return
         if status == "ok":
             call.answers[env_id] = self._expand(call.command, env_id, payload)
-            if call.command in ("step", "move"):
+            if call.command in ("step", "move_bodies"):
                 worker.failures = self._broken_steps[env_id] = 0
         elif status == "broken":
             self._note_broken_step(worker, env_id, payload)

@@ -147,12 +147,12 @@ class BodyProcesses:
 
     def begin(self, specs: Sequence[EpisodeSpec]) -> tuple[list[Keyframe], np.ndarray]:
         """See `Body.begin`."""
-        return self._shared_out("begin", [[specs[i] for i in rows] for rows in self._shares(len(specs))])
+        return self._shared_out("begin_bodies", [[specs[i] for i in rows] for rows in self._shares(len(specs))])
 
     def step(self, bodies: Sequence[Keyframe], actions: np.ndarray) -> tuple[list[Keyframe], np.ndarray]:
         """See `Body.step`."""
         shares = self._shares(len(bodies))
-        return self._shared_out("move", [([bodies[i] for i in rows], actions[rows]) for rows in shares])
+        return self._shared_out("move_bodies", [([bodies[i] for i in rows], actions[rows]) for rows in shares])
 
     def _shares(self, size: int) -> list[np.ndarray]:
         return np.array_split(np.arange(size), min(self._pool.num_envs, size))

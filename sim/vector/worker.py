@@ -101,9 +101,9 @@ class _Worker:
     def _answer(self, env_id: int, command: Command, argument: Any) -> tuple[str, Any]:
         """("ok", answer) or (name of the error, its text)."""
         try:
-            if command == "begin":
+            if command == "begin_bodies":
                 return "ok", self.bodies[env_id].begin(argument)
-            if command == "move":
+            if command == "move_bodies":
                 return "ok", self.bodies[env_id].step(*argument)
             answer = run_command(self.envs[env_id], command, argument)
             if command == "reset":

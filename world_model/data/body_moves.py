@@ -69,11 +69,11 @@ def with_body_moves(dataset: EpisodeDataset, section: dict[str, Any], show: bool
     folder = dataset.cache.with_name(f"{dataset.cache.name}_body_{name}")
     if not folder.is_dir():
         with atomic_folder(folder, what="replay of the robot's body") as partial:
-            np.save(partial / FILE, _replayed(dataset, env, show))
+            np.save(partial / FILE, _replayed(dataset, env, spec, show))
     return replace(dataset, body_moves=np.load(folder / FILE, mmap_mode="r"))
 
 
-def _replayed(dataset: EpisodeDataset, env: EnvConfig, show: bool) -> np.ndarray:
+def _replayed(dataset: EpisodeDataset, env: EnvConfig, spec: EnvSpec, show: bool) -> np.ndarray:
     """float32 (N, S)."""
     assert isinstance(env, EmbodiedConfig), "checked when the section was made"
     moves = np.zeros((len(dataset.actions), dataset.state.shape[1]), np.float32)
@@ -84,7 +84,7 @@ def _replayed(dataset: EpisodeDataset, env: EnvConfig, show: bool) -> np.ndarray
     ):
         for done in range(0, len(order), AT_ONCE):
             episodes = order[done : done + AT_ONCE]
-            at, first = body.begin([_start(dataset, episode, env.env_spec()) for episode in episodes])
+            at, first = body.begin([_start(dataset, episode, spec) for episode in episodes])
             actions = np.zeros((len(episodes), dataset.lengths[episodes].max(), dataset.actions.shape[1]), np.float32)
             rows = [slice(dataset.starts[e], dataset.starts[e] + dataset.lengths[e]) for e in episodes]
             for i, own in enumerate(rows):

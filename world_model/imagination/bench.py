@@ -60,7 +60,8 @@ def _begun(world_model: WorldModel, num_envs: int) -> tuple[Frames, Memory]:
 def imagined_frame(world_model: WorldModel, num_envs: int) -> Callable[[], None]:
     """A frame of `num_envs` episodes: imagined, judged, decoded and remembered."""
     _, memory = _begun(world_model, num_envs)
-    shape = (num_envs, world_model.frame_steps, world_model.metadata.num_values)
+    facts = world_model.metadata
+    shape = (num_envs, world_model.frame_steps, facts.action_dim + facts.body_dim)
     chunk = np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
     actions = world_model.actions(chunk, np.full(num_envs, world_model.frame_steps))
 

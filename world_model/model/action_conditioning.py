@@ -78,8 +78,8 @@ class ActionConditioning(nn.Module):
         self.register_buffer("state_std", torch.as_tensor(inputs.state_std[:3].copy(), dtype=torch.float32))
         if self.body_dim:
             self.register_buffer("body_std", torch.as_tensor(inputs.state_std.copy(), dtype=torch.float32))
-        num_values = frame_steps * (self.num_values + 1) + (3 * (frame_steps + 1) if self.has_path else 0)
-        self.embed = nn.Sequential(nn.Linear(num_values, width), nn.SiLU(), nn.Linear(width, width))
+        num_inputs = frame_steps * (self.num_values + 1) + (3 * (frame_steps + 1) if self.has_path else 0)
+        self.embed = nn.Sequential(nn.Linear(num_inputs, width), nn.SiLU(), nn.Linear(width, width))
         self.projections = [name for name in cameras if name in projections]
         for name in self.projections:
             self.register_buffer(f"projection_{name}", torch.tensor(projections[name], dtype=torch.float32))

@@ -43,7 +43,6 @@ def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts
     shape, num_views = autoencoder.latent_shape, len(metadata.cameras)
     mean, std = (np.array(values, np.float32) for values in (metadata.state_mean, metadata.state_std))
     sizes = (metadata.state_dim, metadata.action_dim, config.frame_steps)
-    body_dim = metadata.num_values - metadata.action_dim
-    dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std, body_dim))
+    dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std, metadata.body_dim))
     success = LatentSuccessHead(config.success, shape, num_views, metadata.state_dim)
     return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
