@@ -24,7 +24,7 @@ MAX_STARTS = 256  # settled initial states remembered per scene
 class TaskScene:
     """A scene with its renderer and the settled initial states it has already simulated.
 
-    crowded: with distractors, a `CrowdedScene`.
+    crowded: with distractors, a `CrowdedScene`. published: the task of a user's copy that it is; None: LIBERO's own.
     """
 
     suite: str
@@ -32,6 +32,7 @@ class TaskScene:
     crowded: bool
     scene: Scene
     renderer: Renderer
+    published: PublishedTask | None = None
     starts: OrderedDict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=OrderedDict)
 
     _expert: PickAndPlace | None = None
@@ -74,7 +75,7 @@ _idle: list[TaskScene] = []
 def borrow(suite: str, task: str, crowded: bool, published: PublishedTask | None = None) -> TaskScene:
     """An idle scene of the task, or a new one (takes seconds). published: one of those."""
     for position, loaded in enumerate(_idle):
-        if (loaded.suite, loaded.task, loaded.crowded) == (suite, task, crowded):
+        if (loaded.suite, loaded.task, loaded.crowded, loaded.published) == (suite, task, crowded, published):
             return _idle.pop(position)
     if published is not None:
         scene: Scene = PublishedScene(published)
@@ -82,4 +83,4 @@ def borrow(suite: str, task: str, crowded: bool, published: PublishedTask | None
         make = CrowdedScene if crowded else Scene
         scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
     name = f"{suite}/{task}/crowded" if crowded else f"{suite}/{task}"
-    return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, MAX_SCENES))
+    return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, MAX_SCENES), published)

@@ -281,6 +281,22 @@ def test_the_scenes_are_as_their_files_say(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_assets
 @pytest.mark.timeout(900)
+def test_two_copies_share_no_scene(tmp_path: Path) -> None:
+    assert ASSETS is not None
+    scenes = []
+    for copy in ("one", "other", "one"):
+        if not (tmp_path / copy).exists():
+            plus_copy(tmp_path / copy, ASSETS)
+        env = config(tmp_path / copy).make()
+        env.reset(EpisodeSpec(TASK + "_level1_sample2", "eval", 0))
+        scenes.append(env.loaded.scene)
+        env.close()
+    assert scenes[0] is scenes[2] and scenes[1] is not scenes[0]
+
+
+@pytest.mark.slow
+@needs_assets
+@pytest.mark.timeout(900)
 def test_eval_prints_the_table_by_dimension_and_level(tmp_path: Path) -> None:
     policy = save_policy(tmp_path / "policy")
     dimensions = "[Robot Initial States,Sensor Noise]"
