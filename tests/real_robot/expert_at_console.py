@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from page_socket import Browser, Served
+from sim_observer import SceneObserver
 
-from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.operator.teleop import AXES
 
 FULL = np.array([1, 1, 1, 10, 10, 10])  # m/s and rad/s of hands at full deflection

@@ -10,9 +10,10 @@ import typer
 from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.hub.hub_server import load_hub, run_hub
 from real_robot.serving.network import read_token
-from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, say
 from vla_rl.cli.running import run
 from vla_rl.config import validate
+from vla_rl.workflows.hub_study import RUN
 
 app = typer.Typer(no_args_is_help=True, help="Several robots, one person: a queue of requests for help.")
 
@@ -52,16 +53,7 @@ def serve(
 
 @app.command()
 def measure(
-    recipe: OwnRecipe = None,
-    overrides: Overrides = None,
-    output: Output = None,
-    resume: Resume = False,
-    processes: Annotated[
-        bool, typer.Option("--processes", help="Run robot sim, deploy, serve and hub as programs, in real time.")
-    ] = False,
+    recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False
 ) -> None:
     """In a simulator, with a scripted person: success, waiting and the person's share of time by number of robots."""
-    from vla_rl.workflows.hub_processes import measure_run
-    from vla_rl.workflows.hub_study import RUN
-
-    run(measure_run(PROGRAM) if processes else RUN, recipe, overrides, output, resume)
+    run(RUN, recipe, overrides, output, resume)

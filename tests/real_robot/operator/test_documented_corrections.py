@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 from expert_at_console import ExpertAtConsole
 from processes import PATIENCE, ROOT, Child, RosGraph, missing_ros, until
+from sim_observer import SceneObserver
 
-from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import free_port
 
 pytestmark = [

@@ -21,8 +21,8 @@ import pytest
 from expert_at_console import ExpertAtConsole
 from processes import PATIENCE, Child, RosGraph, missing_ros, until
 from safetensors.numpy import load_file
+from sim_observer import SceneObserver
 
-from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import free_port
 from vla_rl.algorithms.offpolicy.published import POINTER, PublishedError, newest
 from vla_rl.algorithms.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recordings_in

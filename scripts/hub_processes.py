@@ -1,8 +1,10 @@
-"""`vla-rl hub measure --processes`: the hub's figures from the real programs, each a process, in real time.
+"""Study of the hub over the real programs, each a process, in real time: what `vla-rl hub measure` has in lockstep.
+
+    python scripts/hub_processes.py tabletop_hub hub.robots=[1,2,4] hub.episodes_per_task=10 -o runs/hub   # needs ROS 1
 
 For each number of robots: as many ROS masters, `vla-rl robot sim` and `vla-rl deploy` with the failure detector, one
 `vla-rl serve`, one `vla-rl hub serve`, and a scripted person at the hub's socket
-(`real_robot/operator/hub/scripted_person.py`). What is counted is what the programs themselves have written: the hub's
+(`scripted_person.py`). What is counted is what the programs themselves have written: the hub's
 log and each deploy's `--results`. A row is run in pieces; each finished piece is kept, so that `--resume` goes on.
 """
 
@@ -19,11 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import typer
+from scripted_person import PersonOptions, ScriptedPerson, run_person
+from sim_observer import SceneObserver
+
 from real_robot.bridge.sim_robot import SCALES
 from real_robot.operator.hub.hub_log import read_log, shares
-from real_robot.operator.hub.scripted_person import PersonOptions, ScriptedPerson, run_person
-from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import Master, free_port
+from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume
+from vla_rl.cli.running import run
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.config import ConfigError
@@ -60,7 +66,7 @@ def measure_processes(recipe: HubRecipe, folder: Path, show: Show, program: Sequ
         RosInstallError: ROS 1 is not there. RuntimeError: a program ended by itself; its last lines are in the message.
     """
     if recipe.hub.alarm != "detector":
-        raise ConfigError("hub --processes: needs the recipe's section hub with alarm: detector; see tabletop_hub.yaml")
+        raise ConfigError("hub_processes: needs the recipe's section hub with alarm: detector; see tabletop_hub.yaml")
     config, env = recipe.hub, recipe.acting_env
     detector = detector_folder(recipe, config, folder, show)
     states = EvalConfig(episodes_per_task=config.episodes_per_task)
@@ -289,11 +295,16 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure_run(program: Sequence[str]) -> Run[HubRecipe]:
-    """Return `hub measure --processes`; `program`: how `vla-rl` is started."""
+def start(recipe: HubRecipe, folder: Path, _: bool, show: Show) -> list[str]:
+    """Make the run, or go on with it; return what is printed at its end."""
+    measure_processes(recipe, folder, show, PROGRAM)
+    return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
 
-    def start(recipe: HubRecipe, folder: Path, _: bool, show: Show) -> list[str]:
-        measure_processes(recipe, folder, show, program)
-        return [(folder / TABLE).read_text(), f"written: {folder / RESULTS}"]
 
-    return Run("hub measure --processes", HUB, start)
+def main(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Measure one person's help over the real programs, by the number of robots."""
+    run(Run("hub measure", HUB, start), recipe, overrides, output, resume)
+
+
+if __name__ == "__main__":
+    typer.run(main)

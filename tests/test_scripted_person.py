@@ -16,10 +16,10 @@ import pytest
 from console_robot import ConsoleBench
 from hub_robots import HubBench, hub_bench
 from processes import until
+from scripted_person import PersonOptions, ScriptedPerson, run_person
+from sim_observer import SceneView
 
 from real_robot.operator.hub.hub_log import read_log, shares
-from real_robot.operator.hub.scripted_person import PersonOptions, ScriptedPerson, run_person
-from real_robot.operator.hub.sim_observer import SceneView
 from real_robot.operator.sim_interventions import WHO
 from vla_rl.types import EpisodeSpec
 

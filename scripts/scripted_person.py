@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from sim_observer import SceneObserver, SceneView
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from real_robot.operator.hub.sim_observer import SceneObserver, SceneView
 from real_robot.operator.sim_interventions import LOWERING, SIDEWAYS, WHO, ProgressAlarm
 from real_robot.operator.teleop import AXES
 from vla_rl.types import EpisodeSpec

@@ -1,4 +1,4 @@
-"""`vla-rl hub measure --processes`: its arithmetic, and a run of the real programs on two robots."""
+"""The study of the hub over real programs (scripts/hub_processes.py): its arithmetic, and two robots."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import missing_ros
-from typer.testing import CliRunner
-
-from vla_rl.cli.app import app
-from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows.hub_processes import (
+import typer
+from hub_processes import (
     RESULTS,
     TABLE,
     Programs,
+    main,
     markdown,
     match_episodes,
     measure_processes,
@@ -24,6 +20,11 @@ from vla_rl.workflows.hub_processes import (
     run_piece,
     summarize,
 )
+from processes import missing_ros
+from typer.testing import CliRunner
+
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import load_recipe
 
 SMALL = [
     "env.tasks=[push_to_zone]",
@@ -95,7 +96,9 @@ def test_the_person_has_as_many_steps_as_slow_hands_need() -> None:
 @pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 def test_two_robots_and_a_person_over_real_programs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = CliRunner().invoke(app, ["hub", "measure", "tabletop_hub", *SMALL, "--processes", "-o", str(folder)])
+    app = typer.Typer()
+    app.command()(main)
+    done = CliRunner().invoke(app, ["tabletop_hub", *SMALL, "-o", str(folder)])
     assert done.exit_code == 0, done.output[-3000:]
     (row,) = json.loads((folder / RESULTS).read_text())["rows"]
     piece = json.loads(next(folder.glob("processes/robots_2/*/piece.json")).read_text())
@@ -125,7 +128,7 @@ def test_the_first_robots_master_ends_if_the_seconds_does_not_start(tmp_path: Pa
         def close(self) -> None:
             self.closed = True
 
-    monkeypatch.setattr("vla_rl.workflows.hub_processes.Master", SecondFails)
+    monkeypatch.setattr("hub_processes.Master", SecondFails)
     with pytest.raises(OSError, match="no port is left"):
         run_piece(load_recipe("tabletop_hub", SMALL), [], 2, tmp_path, Programs(tmp_path / "piece", ["vla-rl"]))
     assert [master.closed for master in made] == [True]

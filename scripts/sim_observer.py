@@ -1,6 +1,6 @@
 """What a scripted person observes of one `vla-rl robot sim`, and how it resets its scene: a process on its ROS graph.
 
-    python -m real_robot.operator.hub.sim_observer MASTER
+    python scripts/sim_observer.py MASTER
 
 Writes a JSON line for each thing that is seen: `{"expert": [...]}` (what /expert/command says) or `{"episode": {...}}`
 (/episode/state). Reads JSON lines, each the start of an episode, and publishes them on /episode/start: what a person
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ class SceneObserver:
     """
 
     def __init__(self, master: str) -> None:
-        command = [sys.executable, "-m", "real_robot.operator.hub.sim_observer", master]
-        self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+        command = [sys.executable, "-m", Path(__file__).stem, master]
+        self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own)
         self._episode: dict[str, Any] = {}
         self._expert: tuple[list[float], int, float] = ([], 0, float("-inf"))
         self._wanted, self._asked = 0, float("-inf")
