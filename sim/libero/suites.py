@@ -41,7 +41,7 @@ VIEWS: dict[str, FixedCamera] = {
 }
 NUM_OFFICIAL_STATES = 50
 CONTROL_HZ = 20.0
-EXPERT_TABLE = Path(__file__).with_name("measured_experts.json")  # `python -m sim.libero.measure --update` writes it.
+EXPERT_TABLE = Path(__file__).with_name("measured_experts.json")  # `scripts/libero_experts.py --update` writes it.
 OFFERED_FROM = 0.6  # share of the measured episodes that the expert must solve to be offered
 _SCENE = re.compile(r"([A-Z_]+)_SCENE(\d+)_")
 

@@ -1,4 +1,4 @@
-"""`vla-rl world-model`: fit one, measure its trust, mine keyframes, rank policies, study trust, look at styles."""
+"""`vla-rl world-model`: fit one, measure its trust, mine keyframes, rank policies, look at styles."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import (
-    PROGRAM,
-    JobCpus,
-    JobGpus,
-    Output,
-    Overrides,
-    OwnRecipe,
-    RayAddress,
-    RecipeName,
-    Resume,
-    check_writable,
-    say,
-)
-from vla_rl.cli.running import cluster_of, load, run
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, check_writable, say
+from vla_rl.cli.running import load, run
 from vla_rl.common.errors import ConfigError
 from vla_rl.data.keyframes import KeyframeSet
-from vla_rl.recipe.checks import FIT, STUDY
+from vla_rl.recipe.checks import FIT
 from vla_rl.workflows.imagination.fit_world_model import RUN
 from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes, show_styles
 from vla_rl.workflows.imagination.policy_ranking import rank_policies
-from vla_rl.workflows.imagination.trust_study import TABLE
-from vla_rl.workflows.imagination.trust_study import study as run_study
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 
@@ -116,35 +102,6 @@ def rank(
     check_writable(output)
     found = rank_policies(load(recipe, overrides, FIT), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
-
-
-@app.command()
-def study(
-    recipe: RecipeName,
-    world_model: Annotated[list[str], typer.Option("--world-model", help="Its folder; 12 or more, good and bad.")],
-    task: Annotated[list[str], typer.Option("--task", help="Studied by itself; two or more.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of all runs; goes on.")] = Path("runs/study"),
-    jobs: Annotated[int, typer.Option(min=1, help="RL runs side by side.")] = 2,
-    ray: RayAddress = None,
-    job_cpus: JobCpus = 1,
-    job_gpus: JobGpus = 0.0,
-    overrides: Overrides = None,
-) -> None:
-    """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
-    check_writable(output)
-    load(recipe, overrides, STUDY)
-    found = run_study(
-        recipe,
-        overrides or (),
-        world_model,
-        task,
-        output,
-        jobs=jobs,
-        cluster=cluster_of(ray, job_cpus, job_gpus),
-        program=PROGRAM,
-        show=typer.echo,
-    )
-    typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 
 @app.command()

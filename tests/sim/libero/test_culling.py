@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import mujoco
 import numpy as np
 import pytest
+from libero_pictures import draw_whole
 from libero_setup import ASSETS, needs_assets
 
 from sim.libero import LiberoConfig
-from sim.libero.measure_rendering import draw_whole
 from sim.libero.suites import CAMERAS
 from vla_rl.types import EpisodeSpec
 

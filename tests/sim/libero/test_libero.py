@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import libero_experts
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from libero_setup import ASSETS, needs_assets, needs_library
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sim.libero import LiberoConfig, library, measure
+from sim.libero import LiberoConfig, library
 from sim.libero.suites import measured_experts
 from vla_rl.cli.app import app
 from vla_rl.common.task_names import libero_instruction
@@ -139,7 +140,7 @@ def test_an_expert_is_offered_where_it_was_measured_to_solve_enough() -> None:
 
 def test_the_docs_table_is_the_measured_one() -> None:
     docs = Path(__file__).resolve().parents[3] / "docs/libero.md"
-    assert measure.markdown() in docs.read_text()
+    assert libero_experts.markdown() in docs.read_text()
 
 
 def test_list_tasks_shows_the_numbers() -> None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from libero_experts import update_table
 from libero_setup import ASSETS, needs_assets
 
 from sim.libero import LiberoConfig
 from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
-from sim.libero.measure import update_table
 from sim.libero.suites import VIEWS
 from sim.single_env import SingleObservation
 from vla_rl.types import EpisodeSpec, Keyframe

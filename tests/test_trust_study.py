@@ -1,4 +1,4 @@
-"""Which trust figure predicts RL's gain: the correlations by hand, what is refused, and one study for real."""
+"""The study of which trust figure predicts RL's gain: correlations by hand, what is refused, and one for real."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_loop import make_recipe
+from trust_study import correlations, study
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
-from vla_rl.workflows.imagination.trust_study import correlations, study
 
 GAINS = {"push": {"sampled": [0.0, 0.1, 0.2, 0.3, 0.4]}, "stack": {"sampled": [0.1, 0.0, 0.3, 0.2, 0.5]}}
 

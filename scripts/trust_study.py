@@ -1,6 +1,6 @@
 """Study of which trust figure predicts the gain of RL, in world models of graded quality.
 
-    vla-rl world-model study tabletop_imagination --world-model A --world-model B ... --task push_to_zone --task stack
+    python scripts/trust_study.py tabletop_imagination --world-model A --world-model B ... --task push_to_zone
 
 For each task: held-out real episodes of the recipe's policy, each world model's trust figures on them, and RL in each
 world model, whatever trust says and without a gate, evaluated in the simulator. Then the rank correlation of each
@@ -13,10 +13,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from pydantic import Field
 
+from vla_rl.cli.options import PROGRAM, JobCpus, JobGpus, Overrides, RayAddress, RecipeName
+from vla_rl.cli.running import cluster_of
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.results import Evaluation
@@ -239,3 +243,27 @@ def correlations(
                 )
             )
     return sorted(found, key=lambda one: -abs(one.mean))
+
+
+def main(
+    recipe: RecipeName,
+    world_model: Annotated[list[str], typer.Option("--world-model", help="Its folder; 12 or more, good and bad.")],
+    task: Annotated[list[str], typer.Option("--task", help="Studied by itself; two or more.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of all runs; goes on.")] = Path("runs/study"),
+    jobs: Annotated[int, typer.Option(min=1, help="RL runs side by side.")] = 2,
+    ray: RayAddress = None,
+    job_cpus: JobCpus = 1,
+    job_gpus: JobGpus = 0.0,
+    overrides: Overrides = None,
+) -> None:
+    """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
+    check(load_recipe(recipe, overrides or ()), STUDY)
+    cluster = cluster_of(ray, job_cpus, job_gpus)
+    found = study(
+        recipe, overrides or (), world_model, task, output, program=PROGRAM, jobs=jobs, cluster=cluster, show=typer.echo
+    )
+    typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

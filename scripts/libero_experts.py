@@ -1,8 +1,8 @@
-"""Measures the scripted experts, without rendering.
+"""Measures LIBERO's scripted experts, without rendering.
 
-python -m sim.libero.measure --suite libero_spatial --states 10
-python -m sim.libero.measure --update          # the table that decides where an expert is offered
-python -m sim.libero.measure --markdown        # that table, as docs/libero.md shows it
+python scripts/libero_experts.py --suite libero_spatial --states 10
+python scripts/libero_experts.py --update          # the table that decides where an expert is offered
+python scripts/libero_experts.py --markdown        # that table, as docs/libero.md shows it
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cost of LIBERO's pictures: MuJoCo's own drawing of the whole scene, ours (equal to the bit), and the light one.
 
-    python -m sim.libero.measure_rendering --suites libero_spatial libero_object --tasks 0 1 2
+    python scripts/libero_pictures.py --suites libero_spatial libero_object --tasks 0 1 2
 
 The three are drawn in turns, of the same states along random motions. Milliseconds are of processor time, which counts
 what Mesa's own thread draws too; what a GPU draws it does not count.
