@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar
@@ -91,24 +91,28 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
         name: the section's own, where it is not `section`, for errors.
 
     Raises:
-        ConfigError: unknown name (with the nearest), or a class that cannot be imported or extends another base.
+        ConfigError: unknown name, or a class that cannot be imported or extends another base.
     """
     check_packages(OUR_PACKAGES)
-    is_run = section == "run"
-    known, base_name = (RUNS, RUNS["eval"]) if is_run else (KINDS[section], BASES[section])
-    field, what = ("run", "kind of run") if is_run else (f"{name or section}.kind", f"{section} section")
+    known, base = (RUNS, RUNS["eval"]) if section == "run" else (KINDS[section], BASES[section])
+    field = "run" if section == "run" else f"{name or section}.kind"
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        allowed = f"{', '.join(known if is_run else sorted(known))}, or 'package.module:Class'"
-        raise ConfigError(f"{field}: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
+        raise _unknown_kind(field, kind, known)
     target = known.get(kind, kind)
     try:
         found = resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, resolve_name(base_name))):
-        needed = f"it must be a class that extends {base_name.replace(':', '.')}"
-        raise ConfigError(f"{field}: {target!r} is no {what}; {needed}")
+    if not (isinstance(found, type) and issubclass(found, resolve_name(base))):
+        what = "kind of run" if section == "run" else f"{section} section"
+        raise ConfigError(f"{field}: {target!r} is no {what}; it must be a class that extends {base.replace(':', '.')}")
     return found
+
+
+def _unknown_kind(field: str, kind: object, known: Mapping[str, str]) -> ConfigError:
+    names = list(known) if known is RUNS else sorted(known)
+    allowed = f"{', '.join(names)}, or 'package.module:Class'"
+    return ConfigError(f"{field}: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -118,18 +122,22 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def build_component(section: str, values: Section | Config) -> Any:
     """Validate a section whose class depends on its `kind`; returns a config that extends the section's base."""
-    if isinstance(values, Config):
-        if isinstance(values, resolve_name(BASES[section])):
-            return values
-        needed = f"it must be a config that extends {BASES[section].replace(':', '.')}"
-        raise ConfigError(f"{section}: got {type(values).__name__}; {needed}")
-    if isinstance(values, Mapping) and "kind" not in values and section in DEFAULT_KINDS:
+    if isinstance(values, Config) and isinstance(values, resolve_name(BASES[section])):
+        return values
+    if isinstance(values, Mapping) and section in DEFAULT_KINDS:
         values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
-        hint = f". Write it as a section: {{kind: {values}}}" if isinstance(values, str) else ""
-        kinds = ", ".join(sorted(KINDS[section]))
-        raise ConfigError(f"{section}: needs a 'kind', one of: {kinds}; got {values!r}{hint}")
+        raise _no_section(section, values)
     return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
+
+
+def _no_section(section: str, values: Any) -> ConfigError:
+    if isinstance(values, Config):
+        needed = f"it must be a config that extends {BASES[section].replace(':', '.')}"
+        return ConfigError(f"{section}: got {type(values).__name__}; {needed}")
+    hint = f". Write it as a section: {{kind: {values}}}" if isinstance(values, str) else ""
+    kinds = ", ".join(sorted(KINDS[section]))
+    return ConfigError(f"{section}: needs a 'kind', one of: {kinds}; got {values!r}{hint}")
 
 
 def component(section: str) -> Any:
@@ -227,7 +235,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in above:
         raise ConfigError(f"base: {path} is its own base ({' -> '.join(p.name for p in (*above, path))})")
     if not path.is_file():
-        raise ConfigError(f"recipe not found: {path}. `vla-rl list recipes` shows those that ship with the package.")
+        raise _not_found(path)
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -296,50 +304,46 @@ def _shared_fields(a: Any, b: Any) -> set[str]:
     return {name for base in bases for name in base.model_fields if name not in bound}
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """Read `"train.groups=8"` as `{"train": {"groups": 8}}`, and `"algo=ppo"` as `{"algo": {"kind": "ppo"}}`.
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """Read `"train.groups=8"` as `["train", "groups"], 8`, and `"algo=ppo"` as `["algo"], {"kind": "ppo"}`.
 
     Raises:
         ConfigError: key or value cannot be read.
     """
     key, equals, raw = text.partition("=")
-    if not equals or not all(key.split(".")):
+    if not equals or not all(keys := key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.optim.lr=1e-5")
     try:
-        value = yaml.load(raw, Loader) if raw else None
+        value = yaml.load(raw, Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
-    if key in (*KINDS, *SECTION_OF) and isinstance(value, str):
-        value = {"kind": value}
-    *outer, last = key.split(".")
-    return functools.reduce(lambda inner, part: {part: inner}, reversed(outer), {last: value})
+    return keys, {"kind": value} if key in (*KINDS, *SECTION_OF) and isinstance(value, str) else value
 
 
 def apply_overrides(values: Section, overrides: Iterable[str]) -> dict[str, Any]:
     """`values` with each `key=value` on top, in order; none is lost by a section's `kind` that follows it."""
-    overs = [(text, parse_override(text)) for text in overrides]
-    result = _kept(values, functools.reduce(_on_top, (over for _, over in overs), {}), logging.WARNING)
-    for text, over in overs:
-        _refuse_into_list(text, result)
-        result = _on_top(result, over)
-    return result
+    overs = [parse_override(text) for text in overrides]
+    asked = functools.reduce(_with_option, overs, {})
+    return functools.reduce(_with_option, overs, _kept(values, asked, logging.WARNING))
 
 
-def _refuse_into_list(text: str, values: Section) -> None:
-    """
-    Raises:
-        ConfigError: an override of something inside a list, which would replace all of it.
-    """
-    inner: object = values
-    *sections, _ = keys = text.partition("=")[0].split(".")
-    for number, key in enumerate(sections, 1):
-        inner = inner.get(key) if isinstance(inner, Mapping) else None
-        if isinstance(inner, list | tuple):
-            name = ".".join(keys[:number])
-            raise ConfigError(
-                f"override {text!r}: {name} is a list, of {len(inner)}, and is given whole: {name}='[...]'. "
-                "Or change it in a recipe of your own (`base:` names the one that it extends)."
-            )
+def _with_option(values: Section, over: tuple[Sequence[str], Any], above: str = "") -> dict[str, Any]:
+    """`values` with an option, by its keys from the outermost on; where it is a section, on top of the one there."""
+    (key, *inner), value = over
+    name, old = f"{above}{key}", values.get(key)
+    if inner and isinstance(old, list | tuple):
+        raise _given_whole(name, old)
+    section = old if isinstance(old, Mapping) else {}
+    if inner:
+        return {**values, key: _with_option(section, (inner, value), f"{name}.")}
+    return _on_top(values, {key: value})
+
+
+def _given_whole(name: str, found: Sequence[Any]) -> ConfigError:
+    return ConfigError(
+        f"override of something in {name}: {name} is a list, of {len(found)}, and is given whole: {name}='[...]'. "
+        "Or change it in a recipe of your own (`base:` names the one that it extends)."
+    )
 
 
 def find_recipe(name: str | Path, asked_by: str = "") -> Path:
@@ -350,10 +354,13 @@ def find_recipe(name: str | Path, asked_by: str = "") -> Path:
     shipped = recipes_folder() / (path.name if path.suffix else f"{path.name}.yaml")
     if shipped.is_file() and path.parent == Path("."):
         return shipped
+    raise _not_found(path, asked_by)
+
+
+def _not_found(path: Path, asked_by: str = "") -> ConfigError:
     hint = _nearest(path.stem, (p.stem for p in recipes_folder().glob("*.yaml")))
-    raise ConfigError(
-        f"{asked_by}recipe not found: {path}.{hint} `vla-rl list recipes` shows those that ship with the package."
-    )
+    listed = "`vla-rl list recipes` shows those that ship with the package."
+    return ConfigError(f"{asked_by}recipe not found: {path}.{hint} {listed}")
 
 
 def recipes_folder() -> Path:

@@ -309,7 +309,7 @@ class ScriptedPersons:
                 it.alarm(alarm, self.options.alarm)
             is_spent = self.options.budget is not None and self._takeovers >= self.options.budget
             if alarm and (driving or np.isinf(left) or is_spent):
-                slot.given_up = episode.stopped = True
+                slot.given_up = episode.ended = True
                 self.finish(episode, False, False)
                 continue
             if alarm and self.options.rewind_steps and it.path_length:

@@ -127,12 +127,7 @@ def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk:
     rows = [(e.inputs, c) for e, c in places if e.inputs is not None and c < e.num_chunks]
     if len(rows) < len(places):
         rows = [(e.obs, c) if c < e.num_chunks else (e.final_obs, 0) for e, c in places]
-    return Observation(
-        images={name: np.stack([obs.images[name][i] for obs, i in rows]) for name in rows[0][0].images},
-        state=np.stack([obs.state[i] for obs, i in rows]),
-        instruction=[obs.instruction[i] for obs, i in rows],
-        is_prepared=rows[0][0].is_prepared,
-    )
+    return Observation.concatenate([obs.row(i) for obs, i in rows])
 
 
 def with_inputs(policy: Policy, episodes: list[Episode]) -> list[Episode]:

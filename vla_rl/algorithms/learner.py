@@ -106,8 +106,6 @@ class Learner:
             ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
         """
         usable = with_inputs(self.policy, usable_episodes(episodes))
-        if self.config.compares_episodes:
-            self._check_groups(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
         has_versions = any(e.chunks.version is not None for e in usable)  # In every process, or in none.
         is_stale = has_versions and has_stale(usable, self.iteration, self.config, self.world)
@@ -120,6 +118,8 @@ class Learner:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
         active, _ = self.world.all_gather_rows(batch.active)
+        if self.config.compares_episodes and not active.any():
+            self._check_groups(episodes)
         share = float(active.mean()) if len(active) else 0.0
         batch.metrics |= {"advantage/decisions": float(len(active)), "advantage/active": share}
         return batch

@@ -41,8 +41,7 @@ def minibatch_weights(
     """Return the weight of each action in the loss, float64 (B, H) for each minibatch of an epoch; 0 where not valid.
 
     token_mean: every valid unit of a minibatch counts the same, and its weights sum to 1. trajectory_mean: every
-    trajectory counts the same, and within it every valid unit. Its decisions are spread over the minibatches, so
-    weights are made from the whole batch, and a minibatch's sum to 1 on average, not in each. With
+    trajectory of the batch does, and within it every valid unit; a minibatch's weights sum to 1 on average. With
     `ratio_level="chunk"` a chunk cut short by success counts as much as a whole one.
 
     Args:
@@ -53,7 +52,7 @@ def minibatch_weights(
     if config.ratio_level == "chunk":
         weight /= np.maximum(valid.sum(1, keepdims=True), 1)
     if config.loss_reduction == "token_mean":
-        return [_divided(weight[rows], weight[rows].sum()) for rows in parts]
+        return [weight[rows] / (weight[rows].sum() or 1.0) for rows in parts]
     return _by_trajectory(weight, trajectory, parts)
 
 
@@ -61,12 +60,8 @@ def _by_trajectory(weight: np.ndarray, trajectory: np.ndarray, parts: Sequence[n
     _, number = np.unique(trajectory, return_inverse=True)
     totals = np.bincount(number, weights=weight.sum(1))
     weight /= np.where(totals > 0, totals, 1.0)[number][:, None]
-    weight = _divided(weight, weight.sum() / len(parts))
+    weight /= weight.sum() / len(parts) or 1.0
     return [weight[rows] for rows in parts]
-
-
-def _divided(weight: np.ndarray, total: float) -> np.ndarray:
-    return weight / total if total > 0 else weight
 
 
 def surrogate_loss(
@@ -82,9 +77,8 @@ def surrogate_loss(
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
     old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)
-    behavior = None
-    if batch.behavior_log_prob is not None:
-        behavior = tensor(batch.behavior_log_prob[rows], log_prob)
+    drawn = batch.behavior_log_prob
+    behavior = None if drawn is None else tensor(drawn[rows], log_prob)
     loss, metrics = policy_loss(config, log_prob, old, advantage, weights, behavior)
     metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]

@@ -128,11 +128,7 @@ EXTRAS = {"websockets": "robot", "rosbags": "ros"}
 
 
 def loaded(name: str) -> Any:
-    """Return a command or group of `COMMANDS`, of its file, which is imported.
-
-    Raises:
-        ConfigError: a package that it needs is not installed, or one of ours is hidden.
-    """
+    """Return a command or group of `COMMANDS`, of its file, which is imported; a ConfigError names a package amiss."""
     check_packages(OUR_PACKAGES)
     try:
         group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
@@ -140,8 +136,7 @@ def loaded(name: str) -> Any:
         package = str(error.name).partition(".")[0]
         if package not in EXTRAS:
             raise
-        extra = f".[{EXTRAS[package]}]"
-        raise ConfigError(f"{name}: {package} is not installed. Run: pip install '{extra}'") from error
+        raise ConfigError(f"{name}: {package} is not installed. Run: pip install '.[{EXTRAS[package]}]'") from error
     return group.commands.get(name, group)
 
 

@@ -55,11 +55,7 @@ def cluster_of(address: str | None, cpus: int, gpus: float) -> Cluster | None:
 
 
 def load[R: Recipe](recipe: str, overrides: list[str] | None, command: Command[R], runs: bool = True) -> R:
-    """Return the recipe with the command line's overrides, checked for a command and for this machine.
-
-    Args:
-        runs: false where it is only looked at, which any machine can.
-    """
+    """Return the recipe with the command line's overrides, checked for a command; where it `runs`, for this machine."""
     loaded = load_recipe(recipe, overrides or ())
     if runs:
         loaded.check_machine()
@@ -76,11 +72,9 @@ def run[R: Recipe](
 def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: bool) -> None:
     """Start a run, or resume one: its datasets, folder and processes, Ctrl-C, and what it came to."""
     loaded = check(recipe, kind.command)
-    kind.look(loaded)
     if datasets := kind.datasets(loaded):
         loaded = pinned(loaded, say, *datasets)
-
-    check_changes = kind.check_changes(loaded)
+    check_changes = kind.check_changes and partial(kind.check_changes, loaded)
     opened = partial(open_run, loaded, output, resume, free=kind.free, check=check_changes, first=True)
     with joined(loaded) as world:
         folder = Path(world.broadcast_from_main(lambda: str(opened())))
@@ -91,11 +85,7 @@ def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: 
 
 
 def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
-    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
-
-    Raises:
-        ConfigError: the recipe has what does not work in several processes.
-    """
+    """Join the processes that a launcher started, for a block; without a launcher: this process alone."""
     if num_launched() == 1:
         return nullcontext(ALONE)
     from vla_rl.common.distributed.launched import launched_group

@@ -85,8 +85,10 @@ def write_text_atomic(path: Path, text: str) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(text)
-        _fsync(partial)
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
         if is_disk_full(error):

@@ -12,11 +12,7 @@ class ConfigError(ValueError):
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us.
-
-    Raises:
-        ConfigError: one is hidden; the message says by what.
-    """
+    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us."""
     ours = Path(__file__).resolve().parents[2]
     for name in names:
         spec = importlib.util.find_spec(name)
@@ -24,7 +20,7 @@ def check_packages(names: Iterable[str]) -> None:
         found = next((path for path in map(Path, places) if path.exists()), None)
         if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
             raise ConfigError(
-                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. "
-                f"Rename or move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, "
-                "and with `python -m` the current one)."
+                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. Rename or "
+                f"move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, and with "
+                "`python -m` the current one)."
             )

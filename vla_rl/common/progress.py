@@ -134,14 +134,10 @@ def silent_progress(total: int, *, done: int = 0) -> Iterator[Callable[[Outcome]
 def episode_progress(
     total: int, text: str = "episodes", *, done: int = 0, show: bool = True, transient: bool = False
 ) -> Iterator[Callable[[Outcome], None]]:
-    """Yield what to call with each finished episode, which shows how many there are and how many of them succeeded.
-
-    Of an evaluation's records it says so of each mode apart.
+    """Yield what to call with each finished episode; it shows how many there are and how many succeeded in each mode.
 
     Args:
-        total: episodes expected. done: of them, before.
-        show: False shows nothing.
-        transient: the bar disappears at the end, and a file gets no last line.
+        total: episodes expected. done: of them, before. show: False shows nothing. transient: see `_Bar`.
     """
     if not show:
         yield lambda episode: None

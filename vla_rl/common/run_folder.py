@@ -137,18 +137,17 @@ def open_run(
     check: Callable[[RunFolder, Changed], None] | None = None,
     first: bool = False,
 ) -> Path:
-    """Create a run's folder (or use one whose run never began) and write what identifies it, or open one to resume.
+    """Create a run's folder and write what identifies it, or open an earlier run's to resume it.
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest run of the name.
-        resume: resume the run in `folder`, which must hold the same resolved recipe but for what `FREE` names.
-        free: patterns of further fields, dotted, that may differ then: those that only matter to what is to be done.
+        resume: resume the run in `folder`, which must hold the same resolved recipe but for options that match `FREE`
+            or `free`, patterns of dotted names.
         check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
         first: by default `root/<name>`, where other recipes look for what this one makes, unless it is in use.
 
     Raises:
-        ConfigError: a folder in use without `resume`, nothing to resume, a run that another process of this machine is
-            at, or another recipe in it.
+        ConfigError: the folder is in use (a run that never began is none), or there is nothing to resume in it.
     """
     name = str(getattr(recipe, "name", "run"))
     if resume:

@@ -134,9 +134,8 @@ class Recipe(Config):
             ConfigError: the device is none, or not here. RenderError: images cannot be rendered as is asked for.
         """
         resolve_device(self.device)
-        for env in (self.env, self.real_env):
-            if env is not None:
-                env.check_machine()
+        for env in filter(None, (self.env, self.real_env)):
+            env.check_machine()
 
     def check_same_robot(self) -> None:
         """Check that the policy meets in `real_env` what it has met in `env`.
@@ -286,22 +285,14 @@ class TrainRecipe(Recipe):
         return self.train.control == "continue_bc" or self.algo.bc_coef > 0
 
     def check_inputs(self) -> None:
-        """Look for what RL acts in, reads and is measured on, before any work.
-
-        Raises:
-            ConfigError: something is not there, or does not fit.
-        """
+        """Look for what RL acts in, reads and is measured on, before any work; a ValueError names what is amiss."""
         check_stepped(self.env)
         if self.sampling.keyframe_share:
             self.sampling.check_keyframes()
         self.check_given()
 
     def check_given(self) -> None:
-        """Look for demonstrations, the checkpoint, what real episodes are run in and their initial states.
-
-        Raises:
-            ValueError: something is not there, or does not fit.
-        """
+        """Look for demonstrations, the checkpoint, what real episodes are run in and their initial states."""
         if self.needs_demonstrations and self.sft is not None:
             check_datasets(dataset.path for dataset in self.sft.datasets)
         if self.policy.path:
@@ -323,10 +314,7 @@ class TrainRecipe(Recipe):
 
 
 def check_stepped(env: EnvConfig) -> None:
-    """
-    Raises:
-        ConfigError: nothing there answers an action.
-    """
+    """Raise `ConfigError` where nothing in the environment answers an action."""
     if env.not_stepped:
         raise ConfigError(env.not_stepped)
 
@@ -368,8 +356,7 @@ class Run[R: Recipe]:
         start: runs it in its folder, resumed or not, saying what it does, and returns lines to print at its end.
         datasets: `SECTION.FIELD`s of datasets that it reads; those of the Hub are taken by their commit.
         free: patterns of options that may change where it is resumed, such as its length.
-        look: raises where something is amiss, before anything is written.
-        check_changes: see `open_run`.
+        check_changes: the `check` of `open_run`, given the recipe first.
     """
 
     name: str
@@ -377,8 +364,7 @@ class Run[R: Recipe]:
     start: Callable[[R, Path, bool, Callable[[str], None]], Sequence[str]]
     datasets: Callable[[R], Sequence[str]] = lambda _: ()
     free: tuple[str, ...] = ()
-    look: Callable[[R], object] = lambda _: None
-    check_changes: Callable[[R], Callable[[RunFolder, Changed], None] | None] = lambda _: None
+    check_changes: Callable[[R, RunFolder, Changed], None] | None = None
 
 
 def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
@@ -388,14 +374,18 @@ def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
         ConfigError: it is of a kind that the command cannot run, or something that it names is not there.
     """
     if not isinstance(recipe, command.kind):
-        wanted = command.kind.model_fields["run"].default
-        raise ConfigError(
-            f"run: got {recipe.run!r}, and this command is for recipes of run {wanted!r}; "
-            f"`vla-rl config {command.example}` is one"
-        )
+        raise _other_kind(recipe, command)
     for look in command.looks:
         look(recipe)
     return recipe
+
+
+def _other_kind(recipe: Recipe, command: Command[Any]) -> ConfigError:
+    wanted = command.kind.model_fields["run"].default
+    return ConfigError(
+        f"run: got {recipe.run!r}, and this command is for recipes of run {wanted!r}; "
+        f"`vla-rl config {command.example}` is one"
+    )
 
 
 ANY = Command(Recipe)
@@ -406,17 +396,13 @@ TRAIN = Command(TrainRecipe, "tabletop_grpo", (TrainRecipe.check_inputs,))
 
 
 def read_recipe(values: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of these values, of the kind of run that they name.
-
-    Raises:
-        ConfigError: naming the field, the value and what is allowed.
-    """
+    """Return the recipe of these values, of the kind of run that they name; see `load_recipe`."""
     if "run" not in values:
         raise ConfigError(f"run: the recipe does not say what it is for; add one of: {', '.join(RUNS)}")
-    config_class: type[Any] = resolve_kind("run", str(values["run"]))
-    if unknown := sorted(values.keys() - config_class.model_fields.keys()):
+    recipe_class: type[Any] = resolve_kind("run", str(values["run"]))
+    if unknown := sorted(values.keys() - recipe_class.model_fields.keys()):
         _check_sections(str(values["run"]), unknown)
-    return validate(config_class, dict(values))
+    return validate(recipe_class, dict(values))
 
 
 def _check_sections(own: str, unknown: Sequence[str]) -> None:

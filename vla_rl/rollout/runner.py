@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_RETRIES = 2  # Times that an episode whose worker broke is run again; then it is left out and counted as lost.
 
 
-_Attempt = tuple[int, EpisodeSpec | None, int]  # Number, spec, which attempt; None: nothing is needed for now.
+_Attempt = tuple[EpisodeSpec | None, int, int]  # Spec, number, which attempt; None: nothing is needed for now.
 _PER_STEP = ("frames", "states", "objects")  # Of a `StepResult.info`: of each control step, not of the chunk.
 _STEP_ARRAYS = ("reward", "terminated", "truncated", "num_steps")  # Of a `StepResult`; an episode has them in a row.
 NO_EPISODE = (
@@ -53,7 +53,7 @@ class RunningEpisode:
         seen, row: what the environment showed last, and this episode's row in it; within `on_step`, before the step.
         num_chunks: executed so far.
         inputs: what the policy prepared of what was seen, one row, not copied; None: nothing.
-        stopped: set by `before_step` to end the episode where it is, without another step.
+        ended: it goes on no more; `before_step` may set it, to end the episode where it is without another step.
     """
 
     env_id: int
@@ -64,7 +64,7 @@ class RunningEpisode:
     row: int
     num_chunks: int = 0
     inputs: Observation | None = None
-    stopped: bool = False
+    ended: bool = False
 
     @property
     def obs(self) -> Observation:
@@ -88,7 +88,7 @@ class EpisodeRunner[A: Acted]:
         policy: put in evaluation mode while episodes run: with dropout, the log-probabilities of what was drawn would
             not be those that training finds.
         on_start: called with each episode after its reset.
-        before_step: called with all running episodes, which it may stop.
+        before_step: called with all running episodes, which it may end.
         max_attempts: times that the spec of a lost episode is run, before any other.
         stopwatch: counts "simulation" and "inference".
     """
@@ -107,50 +107,45 @@ class EpisodeRunner[A: Acted]:
 
     def run(self) -> None:
         """Run until every episode has ended and there is nothing more to run."""
-        specs = ((number, spec, 1) for number, spec in enumerate(self.specs))
+        attempts = ((spec, number, 1) for number, spec in enumerate(self.specs))
         with evaluation_mode(self.policy):
-            self._start(specs, range(self.env.num_envs))
-            while num_running := len(self._running):
-                if episodes := self._going_on([self._running[i] for i in sorted(self._running)]):
-                    with self.stopwatch.measure("inference"):
-                        acted = self.act(episodes)
-                    with self.stopwatch.measure("simulation"):
-                        results = self.env.step(acted.actions, [episode.env_id for episode in episodes])
-                    self._take(episodes, acted, results)
-                if len(self._running) < num_running:
-                    self._start(specs, range(self.env.num_envs))
+            self._start(attempts)
+            while episodes := [self._running[env_id] for env_id in sorted(self._running)]:
+                self.before_step(episodes)
+                if going_on := [episode for episode in episodes if not episode.ended]:
+                    self._step(going_on)
+                self._running = {episode.env_id: episode for episode in episodes if not episode.ended}
+                if len(self._running) < len(episodes):
+                    self._start(attempts)
 
-    def _start(self, specs: Iterator[_Attempt], env_ids: Iterable[int]) -> None:
-        """Start an episode in each of these environments that is free, while there are specs."""
+    def _start(self, attempts: Iterator[_Attempt]) -> None:
+        """Start an episode in each environment that is free, while there are specs."""
         starting: dict[int, tuple[EpisodeSpec, int, int]] = {}
-        for env_id in sorted(set(env_ids) - set(self._running)):
-            number, spec, attempt = self._lost.pop(0) if self._lost else next(specs, (0, None, 1))
+        for env_id in sorted(set(range(self.env.num_envs)) - set(self._running)):
+            spec, number, attempt = self._lost.pop(0) if self._lost else next(attempts, (None, 0, 1))
             if spec is None:
                 break
             starting[env_id] = spec, number, attempt
-        if not starting:
-            return
+        if starting:
+            with self.stopwatch.measure("simulation"):
+                obs = self.env.reset([spec for spec, _, _ in starting.values()], list(starting))
+            for row, (env_id, chosen) in enumerate(starting.items()):
+                self._running[env_id] = RunningEpisode(env_id, *chosen, obs, row)
+                self.on_start(self._running[env_id])
+
+    def _step(self, episodes: list[RunningEpisode]) -> None:
+        with self.stopwatch.measure("inference"):
+            acted = self.act(episodes)
         with self.stopwatch.measure("simulation"):
-            obs = self.env.reset([spec for spec, _, _ in starting.values()], list(starting))
-        for row, (env_id, chosen) in enumerate(starting.items()):
-            self._running[env_id] = RunningEpisode(env_id, *chosen, obs, row)
-            self.on_start(self._running[env_id])
-
-    def _going_on(self, episodes: list[RunningEpisode]) -> list[RunningEpisode]:
-        self.before_step(episodes)
-        self._running = {env_id: episode for env_id, episode in self._running.items() if not episode.stopped}
-        return [episode for episode in episodes if not episode.stopped]
-
-    def _take(self, episodes: Sequence[RunningEpisode], acted: A, results: StepResult) -> None:
+            results = self.env.step(acted.actions, [episode.env_id for episode in episodes])
         for row, episode in enumerate(episodes):
             result = results.row(row)
             self.on_step(episode, row, acted, result)
             episode.seen, episode.row = results.obs, row
             episode.num_chunks += 1
-            if result.done[0]:
-                del self._running[episode.env_id]
-                if result.lost[0] and episode.attempt < self.max_attempts:
-                    self._lost.append((episode.number, episode.spec, episode.attempt + 1))
+            episode.ended |= bool(result.done[0])
+            if result.lost[0] and episode.attempt < self.max_attempts:
+                self._lost.append((episode.spec, episode.number, episode.attempt + 1))
 
 
 def draw_chunk(
@@ -205,15 +200,12 @@ def collect(
 ) -> list[Episode]:
     """Run one episode for each spec and return them in this order; those with `lost=True` broke, without an outcome.
 
-    With the same policy, seed, specs and `env.num_envs` the result is the same. With a seed for each spec, an episode
-    is the same whatever others run and however many at a time, but for the rounding of batches.
-
     Args:
         temperature: 0 is greedy.
-        seed: of the policy's sampling: one, from which all episodes draw in turn, or one for each spec.
+        seed: of the policy's sampling: one, from which all episodes draw in turn, so that the result also depends on
+            `env.num_envs`; or one for each spec, whose episode is the same whatever others run, but for rounding.
         groups: group number of each spec (GRPO); by default each episode is its own.
-        stopwatch: counts "simulation" and "inference".
-        on_episode: called with each episode as it ends, for progress.
+        stopwatch: counts "simulation" and "inference". on_episode: called with each episode as it ends.
         keep_inputs: for learning: episodes carry what the policy prepared, as far as `MAX_INPUT_BYTES` goes.
     """
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
@@ -321,8 +313,7 @@ def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Call
 def assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
     """Put an episode together from what was seen, done, and came of it at each decision, one row each."""
     obs, chunks, results, inputs = zip(*steps, strict=True)
-    last = results[-1]
-    lost = bool(last.lost[0])
+    last, lost = results[-1], bool(results[-1].lost[0])
     return Episode(
         spec=spec,
         obs=Observation.concatenate(obs),
@@ -351,11 +342,7 @@ def derived_seed(*numbers: int) -> int:
 
 
 def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes that were not lost.
-
-    Raises:
-        ValueError: none is left.
-    """
+    """Return the episodes that were not lost; `ValueError` where none is left."""
     usable = [e for e in episodes if not e.lost]
     if not usable:
         raise ValueError(NO_EPISODE.format(len(episodes)))

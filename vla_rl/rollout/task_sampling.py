@@ -81,12 +81,10 @@ class SamplingConfig(Config):
         """Make the sampler of these tasks.
 
         Args:
-            imagined: episodes are a world model's: keyframes are then moments of recorded episodes, else states of the
-                simulator.
+            imagined: episodes are a world model's, whose keyframes are moments of recorded episodes, no simulator's.
 
         Raises:
-            ConfigError: keyframes are asked for and none are given.
-            KeyframeError: the keyframes are missing or damaged, or not of these tasks.
+            ConfigError, KeyframeError: keyframes are asked for, and missing, damaged or not of these tasks.
         """
         samplers = {"vade": VadeSampler, "group_dro": GroupDroSampler, "uniform": TaskSampler}
         return samplers[self.kind](self, list(tasks), seed, self._mined(tasks, imagined) if self.keyframe_share else ())

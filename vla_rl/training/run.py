@@ -153,16 +153,23 @@ class TrainingRun:
             self.source.publish(self.policy, self.iteration)
             specs = self.sampler.draw(cfg.groups + ahead - self.source.num_under_way * self.world.size)
             episodes = self._run_groups(specs, cfg.groups, first_group=0, stream=_ROLLOUT)
-            budget, drawn = cfg.resample_budget, cfg.groups
-            while budget and (more := groups_to_resample(self.world.gather_outcomes(episodes), cfg.groups, budget)):
-                episodes += self._run_groups(self.sampler.draw(more), more, first_group=drawn, stream=_RESAMPLE)
-                budget, drawn = budget - more, drawn + more
+            if cfg.resample_budget:
+                episodes += self._resample(episodes)
         outcomes = self.world.gather_outcomes(episodes)
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
             raise NoSuccessError(self._no_success(len(played)))
         return episodes
+
+    def _resample(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Run more groups, within the budget, until as many as were wanted are informative; return these."""
+        target, budget, found = self.config.groups, self.config.resample_budget, list[Episode]()
+        drawn = target
+        while more := groups_to_resample(self.world.gather_outcomes([*episodes, *found]), target, budget):
+            found += self._run_groups(self.sampler.draw(more), more, first_group=drawn, stream=_RESAMPLE)
+            budget, drawn = budget - more, drawn + more
+        return found
 
     def _no_success(self, num_episodes: int) -> str:
         whole_spec = (self.recipe.real_env or self.recipe.env).env_spec()

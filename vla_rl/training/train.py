@@ -23,7 +23,7 @@ def train(
         on_iteration: called after each iteration; an error that it raises ends the run, which can be resumed.
 
     Raises:
-        ValueError: the recipe has no algo section, or its policy never succeeds (nothing to learn from).
+        NoSuccessError: the policy never succeeds, so there is nothing to learn from.
         TrainingDivergedError: NaN or infinite losses, gradients or weights; the last good policy is in last_good/.
     """
     cfg = recipe.train

@@ -232,7 +232,7 @@ class _Fleet(ScriptedPersons):
         """End an episode that was not solved."""
         slot = self.slots[episode.env_id]
         slot.given_up = slot.intervention.state != "autonomous"
-        episode.stopped = True
+        episode.ended = True
         self.finish(episode, False, False)
 
     def finish(self, episode: RunningEpisode, success: bool, lost: bool) -> None:

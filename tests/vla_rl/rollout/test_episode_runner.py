@@ -58,7 +58,7 @@ def test_a_stopped_episode_ends_without_a_step_and_frees_its_environment():
 
     def before_step(episodes):
         for episode in episodes:
-            episode.stopped = episode.spec.index in (0, 1, 3)
+            episode.ended = episode.spec.index in (0, 1, 3)
 
     EpisodeRunner(
         ENV.build(),

@@ -189,8 +189,7 @@ def entered(group: ProcessGroup) -> Iterator[None]:
 def resolve_device(device: str) -> str:
     """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU.
 
-    Raises:
-        ConfigError: no such device, or it is not here.
+    Raises as `check_device` does.
     """
     if device == "auto":
         import torch
@@ -202,11 +201,7 @@ def resolve_device(device: str) -> str:
 
 
 def check_device_name(device: str) -> str:
-    """Return a device's name, wherever the device is. The usual names are known without torch.
-
-    Raises:
-        ConfigError: it is none; says what is allowed.
-    """
+    """Return a device's name, wherever the device is; see `parse_device`, without whose torch the usual are known."""
     if _DEVICE_NAMES.fullmatch(device) is None:
         parse_device(device)
     return device

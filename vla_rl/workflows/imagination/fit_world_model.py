@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,5 +119,5 @@ RUN = Run(
     _start,
     datasets=lambda _: DATASETS_OF_A_FIT,
     free=("datasets", *CHOOSE_THE_THRESHOLD),
-    check_changes=lambda recipe: partial(check_threshold, recipe),
+    check_changes=check_threshold,
 )

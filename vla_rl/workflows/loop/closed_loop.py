@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,4 +321,4 @@ def loop_run(program: Sequence[str]) -> Run[LoopRecipe]:
     def datasets(recipe: LoopRecipe) -> Sequence[str]:
         return (*(("sft.datasets",) if recipe.needs_demonstrations else ()), *DATASETS_OF_A_FIT)
 
-    return Run("loop", LOOP, start, datasets=datasets, look=check_loop)
+    return Run("loop", replace(LOOP, looks=(check_loop,)), start, datasets=datasets)
