@@ -130,6 +130,12 @@ def _merged(policy: nn.Module) -> Iterator[None]:
             layer.merged_adapters.remove(_ADAPTER)
 
 
+def adapted_bytes(network: nn.Module) -> int:
+    """Bytes of the weights that have adapters: what a merged copy of them takes."""
+    layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
+    return sum(cast(nn.Linear, layer.get_base_layer()).weight.nbytes for layer in layers)
+
+
 def forget_merged(policy: nn.Module) -> None:
     """Free the merged weights, where training is about to need the memory; the next `act` makes them anew."""
     policy.__dict__["_merged_lora"] = None

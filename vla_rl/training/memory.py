@@ -366,6 +366,8 @@ def measure(
     for parameter in trained:
         parameter.grad = None
     rollout = _count(lambda: _act(policy, spec, rollout_batch), policy) if rollout_batch else 0
+    if rollout_batch and policy.config.merge_lora:
+        rollout += lora.adapted_bytes(policy)
     named = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     reference = size if has_reference else 0
     kept = [_pinned(p.numel() * p.element_size()) if device_type == "cuda" else p.nbytes for p in trained]

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
-from vla_rl.policies.fake_input import fake_env_spec
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, save_checkpoint
@@ -183,6 +183,20 @@ def test_seven_billion_parameters_are_counted_without_memory():
     assert 7.4e9 < estimate.weights / 4 < 7.8e9  # Our own layout holds float32.
     assert "peak" in estimate.text()
     assert min(estimate.activations, estimate.logits, estimate.working) >= 0
+
+
+def test_merged_weights_count_while_acting():
+    base = {"precision": "fp32", "lora": {"rank": 4, "targets": "all-linear"}, "trainable": "lora"}
+    counted = {}
+    for merged in (False, True):
+        policy = skeleton(OpenVLAConfig.model_validate(base | {"merge_lora": merged}), SPEC, "cpu")
+        with without_values(policy):
+            counted[merged] = measure(policy, SPEC, batch_size=1, rollout_batch=2)
+    policy = OpenVLAConfig.model_validate(base | {"merge_lora": True}).build(SPEC)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    policy.act(fake_observation(SPEC, 1))
+    held = sum(weight.nbytes for weight in policy.__dict__["_merged_lora"].weights)
+    assert counted[True].rollout - counted[False].rollout == held > 0
 
 
 def test_auto_counts_for_a_gpu_whether_or_not_there_is_one():

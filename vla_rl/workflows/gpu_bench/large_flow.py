@@ -29,16 +29,23 @@ def spec_of(is_full: bool) -> EnvSpec:
     return fake_env_spec(image_size=224 if is_full else 64)
 
 
-def on_device(name: str, is_full: bool, device: torch.device, **chosen: Any) -> LeRobotPolicy:
-    """The policy with these options, fresh weights and adapters, drawn on the device itself where it is a GPU."""
-    spec, own = spec_of(is_full), device if device.type == "cuda" else torch.device("cpu")
+def on_device(
+    name: str, is_full: bool, device: torch.device, spec: EnvSpec | None = None, **chosen: Any
+) -> LeRobotPolicy:
+    """The policy with these options, fresh weights and adapters, drawn on the device itself where it is a GPU.
+
+    Args:
+        spec: of the environment; None: `spec_of`.
+        chosen: options over those of the benchmark, which has adapters.
+    """
+    spec, own = spec or spec_of(is_full), device if device.type in ("cuda", "meta") else torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder:
         if is_full:
             write_smolvlm2_500m(Path(folder))
             size = {"chunk_size": CHUNK, "vlm": folder} if name == "smolvla" else {"chunk_size": CHUNK}
             size |= {} if name == "smolvla" else {"tokenizer": folder}
         else:
-            size = {"preset": "tiny"}
+            size = {"preset": "tiny", "chunk_size": 10}
         config = build_component("policy", {"kind": "lerobot", **OPTIONS[name], **size, **LORA, **chosen})
         with own:
             policy = config.build(spec, device, 0)

@@ -13,7 +13,7 @@ from vla_rl.algorithms.learner import Learner
 from vla_rl.config import build_component
 from vla_rl.interfaces import Policy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
-from vla_rl.types import Episode, EpisodeSpec
+from vla_rl.types import EnvSpec, Episode, EpisodeSpec
 from vla_rl.workflows.gpu_bench import policy_matrix
 from vla_rl.workflows.gpu_bench.policy_matrix import SPEC
 
@@ -78,11 +78,11 @@ def computes_in_bf16(name: str) -> bool:
     return CASES[name][0].get("precision") == "bf16"
 
 
-def episodes(policy: Policy, groups: int = 2, size: int = 3, decisions: int = 2) -> list[Episode]:
+def episodes(policy: Policy, groups: int = 2, size: int = 3, decisions: int = 2, spec: EnvSpec = SPEC) -> list[Episode]:
     """Made-up episodes with chunks of the policy: half of each group's succeed."""
     made = []
     for number in range(groups * size):
-        obs = fake_observation(SPEC, decisions + 1, seed=number)
+        obs = fake_observation(spec, decisions + 1, seed=number)
         here = list(range(decisions))
         chunks = policy.act(obs.select(here), torch.Generator().manual_seed(number), 1.0)
         success = number % 2 == 0
@@ -92,7 +92,7 @@ def episodes(policy: Policy, groups: int = 2, size: int = 3, decisions: int = 2)
         truncated[-1, -1] = not success
         made.append(
             Episode(
-                spec=EpisodeSpec(next(iter(SPEC.tasks)), "train", number // size),
+                spec=EpisodeSpec(next(iter(spec.tasks)), "train", number // size),
                 obs=obs.select(here),
                 chunks=chunks,
                 reward=reward,

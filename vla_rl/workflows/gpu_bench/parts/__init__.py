@@ -49,6 +49,18 @@ PARTS = {
         Part("flow", "Acting and updating with SmolVLA and pi0", 4.0, (*_WITH_ADAPTERS, "lerobot")),
         Part("memory", "Memory measured, against what `vla-rl plan --memory` predicts", 3.0, _WITH_ADAPTERS),
         Part("rendering", "EGL rendering in 1 to 16 processes beside acting", 4.0, (*_WITH_ADAPTERS, "mujoco")),
+        Part(
+            "rl7b",
+            "A whole iteration of RL in LIBERO with 7 billion parameters",
+            7.0,
+            (*_WITH_ADAPTERS, "accelerate", "mujoco", "libero"),
+        ),
+        Part(
+            "recipes",
+            "Two updates of each recipe for a published checkpoint",
+            4.0,
+            (*_WITH_ADAPTERS, "lerobot", "libero"),
+        ),
         Part("video", "Wan's transformers at their published sizes", 4.0, _WORLD_MODEL),
     )
 }
