@@ -380,7 +380,7 @@ def run_sim_robot(config: SimRobotConfig, master: str) -> None:
             os.environ.setdefault("ROS_IP", "127.0.0.1")
             if master_pid(os.environ["ROS_MASTER_URI"]) is None:
                 raise RosInstallError(
-                    f"no ROS master answers at {master}; start one with `vla-rl robot master`, or --master new"
+                    f"no ROS master answers at {master}; start one with --master new, or by itself with --master only"
                 )
         where = f"the ROS master {os.environ['ROS_MASTER_URI']}" if is_ros1 else "the graph of ROS 2"
         say(f"on {where}; Ctrl-C ends it")

@@ -78,7 +78,7 @@ class Ros1Transport(GraphConnection):
         if self._master is None:
             raise TransportError(
                 f"no ROS master answers at {self._uri}. Start one (roscore; without ROS "
-                "`vla-rl robot master`), or set transport.master or ROS_MASTER_URI"
+                "`vla-rl robot sim --master only`), or set transport.master or ROS_MASTER_URI"
             )
         if Ros1Transport._used:
             raise TransportError("rospy allows one node a process, and this process has had its own")

@@ -102,6 +102,7 @@ COMMANDS = {
     "loop": ("loop", "Rounds of real episodes, a world model, RL in imagination."),
     "sweep": ("loop", "Many runs in one table: options' values, or controls."),
     "eval": ("evaluation", "Measure success per task, with intervals."),
+    "reproduce": ("plan", "Repeat a published result: its cost, power, run, row."),
     "compare": ("evaluation", "Is B better than A? Paired on initial states."),
     "report": ("checkpoints", "Where a run is, and its report.html."),
     "collect": ("evaluation", "Record an expert's or a policy's episodes as a dataset."),

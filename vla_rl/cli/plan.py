@@ -1,4 +1,4 @@
-"""What a run will need, and how fast this machine is: `plan` and `bench`."""
+"""What a run will need, how fast this machine is, and what was published: `plan`, `bench`, `reproduce`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, check_writable, say
-from vla_rl.cli.running import load
+from vla_rl.cli.options import Overrides, RecipeName, Resume, check_writable, say
+from vla_rl.cli.running import load, start
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.headroom import headroom
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
@@ -18,6 +19,7 @@ from vla_rl.training.memory import estimate
 from vla_rl.workflows.plan.command import run
 from vla_rl.workflows.plan.plan import Machines
 from vla_rl.workflows.plan.preflight import play_groups
+from vla_rl.workflows.reproduce import description, listing, packet_of, run_of
 
 app = typer.Typer()
 
@@ -127,3 +129,32 @@ def bench(
     else:
         raise ConfigError(f"bench: got {what!r}, allowed: env, imagination, gpu")
     raise typer.Exit(main(context.args))
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A published result; without it: a list.")
+    ] = None,
+    overrides: Overrides = None,
+    is_run: Annotated[bool, typer.Option("--run", help="Run it; else only say what it costs and can tell.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")
+    ] = None,
+    resume: Resume = False,
+) -> None:
+    """Repeat a published result: what it downloads, costs and can tell; with --run a verdict, and a row to send back.
+
+    What is claimed, of how many episodes, and the rule of the decision are in claim.json before the first episode.
+    """
+    if name is None:
+        typer.echo("\n".join([*listing(), next_command("reproduce", "NAME", what="what it takes")]))
+        return
+    packet, folder = packet_of(name), output or Path("runs") / name
+    typed, goes_on = overrides or [], is_run and resume
+    settings = typed if goes_on else [*packet.overrides, *typed]
+    loaded = load(str(RunFolder(folder).config) if goes_on else packet.recipe, settings, ANY, runs=is_run)
+    if is_run:
+        start(run_of(name), loaded, folder, resume)
+    else:
+        typer.echo("\n".join(description(name, loaded, typed)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import signal
 import time
 from pathlib import Path
@@ -41,10 +42,19 @@ def guard(
 def sim(
     overrides: SimOverrides = None,
     master: Annotated[
-        str, typer.Option(help="ROS master: an address, or 'new' to start one on port 11311.")
+        str,
+        typer.Option(
+            help="ROS master: an address; new: start one on port 11311; only, only:PORT: one without a robot."
+        ),
     ] = "http://127.0.0.1:11311",
 ) -> None:
-    """A simulated robot as a node of ROS 1, or with graph=rclpy of ROS 2, to try `vla-rl deploy` on."""
+    """A simulated robot as a node of ROS 1, or with graph=rclpy of ROS 2, to try `vla-rl deploy` on.
+
+    With --master only it runs a ROS 1 master alone, for a robot that has none, until Ctrl-C or SIGTERM.
+    """
+    if only := re.fullmatch(r"only(?::([0-9]{1,5}))?", master):
+        _run_master(int(only[1] or 11311))
+        return
     values = apply_overrides({"env": {"kind": "tabletop"}}, overrides or ())
     run_sim_robot(validate(SimRobotConfig, values, prefix="sim"), master)
 
@@ -68,11 +78,7 @@ def install(
         typer.echo(f"ROS 1: {install_ros1(report=say)}")
 
 
-@app.command()
-def master(
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 11311,
-) -> None:
-    """Run a ROS 1 master until Ctrl-C or SIGTERM."""
+def _run_master(port: int) -> None:
     master = Master(port)
     signal.signal(signal.SIGTERM, lambda *_: master.process.terminate())
     typer.echo(f"ROS master: {master.uri}", err=True)

@@ -100,6 +100,9 @@ class RunFolder:
     perturbed = _Inside("perturbed")
     robustness = _Inside("robustness.json")
     suites = _Inside("suites.json")
+    # Of a published result that is repeated: what it is to show, written before, and the row of docs/support.yaml.
+    claim = _Inside("claim.json")
+    row = _Inside("row.yaml")
     # What to look at: a few filmed episodes, and the page.
     videos = _Inside("videos")
     report = _Inside("report.html")
@@ -234,6 +237,7 @@ def _has_not_begun(folder: Path) -> bool:
         run.command,
         run.versions,
         run.status,
+        run.claim,
     }
 
 

@@ -82,7 +82,7 @@ def test_every_message_goes_round_the_graph(graph: RosGraph) -> None:
 @needs_ros
 def test_a_master_that_is_asked_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "vla_rl", "robot", "master", "--port", str(port)]
+    command = [sys.executable, "-m", "vla_rl", "robot", "sim", "--master", f"only:{port}"]
     child = Child(command, tmp_path / "master.log", {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         until(lambda: child.says("ROS master: ") and master_pid(f"http://127.0.0.1:{port}"), "the master")

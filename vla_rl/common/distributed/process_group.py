@@ -28,7 +28,7 @@ Strategy = Literal["ddp", "fsdp"]
 
 DEVICES = "auto (a GPU where torch finds one, else the CPU), cpu, cuda, cuda:N, mps"
 _DEVICE_NAMES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9][0-9]?))?")
-_COMMANDS = ("train", "sft", "eval")
+_COMMANDS = ("train", "sft", "eval", "reproduce")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
