@@ -137,13 +137,13 @@ def reproduce(
         str | None, typer.Argument(metavar="[NAME]", help="A published result; without it: a list.")
     ] = None,
     overrides: Overrides = None,
-    is_run: Annotated[bool, typer.Option("--run", help="Run it; else only say what it costs and can tell.")] = False,
+    is_run: Annotated[bool, typer.Option("--execute", help="Run it; else say what it costs and can tell.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME.")
     ] = None,
     resume: Resume = False,
 ) -> None:
-    """Repeat a published result: what it downloads, costs and can tell; with --run a verdict, and a row to send back.
+    """Repeat a published result: what it takes and tells; with --execute also a verdict, and a row to send back.
 
     What is claimed, of how many episodes, and the rule of the decision are in claim.json before the first episode.
     """

@@ -239,7 +239,7 @@ def description(name: str, recipe: Recipe, typed: Sequence[str]) -> list[str]:
             f"{100 * power:.0f} %"
         )
     lines += [f"not as published: {caveat}" for caveat in packet.caveats]
-    return [*lines, next_command("reproduce", name, *typed, "--run")]
+    return [*lines, next_command("reproduce", name, *typed, "--execute")]
 
 
 def registered(name: str, recipe: Recipe) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def run_of(name: str) -> Run[Any]:
         return conclusion(name, recipe, run, names) if world.is_main else []
 
     own = training.RUN if packet.trains else Run("", EVAL, start)
-    return replace(own, name=f"reproduce {name} --run", start=start)
+    return replace(own, name=f"reproduce {name} --execute", start=start)
 
 
 def conclusion(name: str, recipe: Recipe, run: RunFolder, names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import yaml
 from tiny_run import RECIPE, save_policy
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner, Result
 
 from sim.dummy import DummyConfig
@@ -88,7 +89,7 @@ def test_each_says_what_it_takes(name: str) -> None:
     said = call(name, "env.num_envs=8")
     assert said.exit_code == 0, said.output
     packet = PACKETS[name]
-    for text in (packet.checkpoint, packet.recipe, *packet.caveats, "in 8 environments", "env.num_envs=8 --run"):
+    for text in (packet.checkpoint, packet.recipe, *packet.caveats, "in 8 environments", "env.num_envs=8 --execute"):
         assert text in said.output
     hours = dict(re.findall(r"^  (\w+) +([0-9.]+)  ", said.output, re.MULTILINE))
     assert list(hours) == ["H200", "H100", "A100"] and 0 < float(hours["H200"]) <= float(hours["A100"])
@@ -100,14 +101,21 @@ def test_names_are_listed_and_another_is_refused() -> None:
     assert "got 'oft'; there are: oft_libero_spatial" in call("oft").output
 
 
+def test_torchrun_takes_none_of_its_options_for_an_own() -> None:
+    words = ["reproduce", "grpo_libero_10", "--execute", "--resume", "--output", "runs/x"]
+    assert get_args_parser().parse_args(["-m", "vla_rl", *words]).training_script_args == words
+
+
 def test_the_claim_comes_first_and_the_row_last(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WatchedConfig, "is_cut", True)
-    cut = call("tiny", "env.num_envs=2", "--run")
-    assert cut.exit_code == 130 and f"vla-rl reproduce tiny --run --resume --output {Path('runs/tiny')}" in cut.output
+    cut = call("tiny", "env.num_envs=2", "--execute")
+    assert (
+        cut.exit_code == 130 and f"vla-rl reproduce tiny --execute --resume --output {Path('runs/tiny')}" in cut.output
+    )
     claimed = (tiny / "claim.json").read_bytes()
     assert json.loads(claimed)["num_episodes"] == 4 and not [*(tiny / "evaluations").iterdir()]
     monkeypatch.setattr(WatchedConfig, "is_cut", False)
-    ended = call("tiny", "--run", "--resume")
+    ended = call("tiny", "--execute", "--resume")
     assert ended.exit_code == 0, ended.output
     assert (tiny / "claim.json").read_bytes() == claimed
     rate = Evaluation.load(tiny / "evaluations" / "final.json").rate("greedy")
@@ -115,17 +123,17 @@ def test_the_claim_comes_first_and_the_row_last(tiny: Path, monkeypatch: pytest.
     assert ended.output.splitlines()[-4].startswith(f"{finding}: {rate.text()}; 50 % published")
     row = row_of(tiny)
     assert row["note"].startswith(f"tiny, with env.num_envs=2: {finding}: ") and row["weights"] == "random"
-    assert call("tiny", "--run").exit_code == 2, "the folder is in use"
+    assert call("tiny", "--execute").exit_code == 2, "the folder is in use"
 
 
 def test_what_is_to_be_shown_cannot_be_changed_afterwards(tiny: Path) -> None:
-    assert call("tiny", "--run").exit_code == 0
+    assert call("tiny", "--execute").exit_code == 0
     claim = json.loads((tiny / "claim.json").read_text())
     (tiny / "claim.json").write_text(json.dumps({**claim, "reproduced_from_successes": 0}))
-    again = call("tiny", "--run", "--resume")  # A rule that would accept anything.
+    again = call("tiny", "--execute", "--resume")  # A rule that would accept anything.
     assert again.exit_code == 2 and "differs in reproduced_from_successes, and episodes have been run" in again.output
     (tiny / "claim.json").unlink()
-    assert "claim.json: is not there, and episodes have been run" in call("tiny", "--run", "--resume").output
+    assert "claim.json: is not there, and episodes have been run" in call("tiny", "--execute", "--resume").output
 
 
 def statistics(suite: str) -> dict[str, Any]:
@@ -159,7 +167,7 @@ def test_in_libero_from_nothing_to_the_row(name: str, tmp_path: Path) -> None:
     learn = [*("train.iterations=1", "train.groups=1", "train.group_size=2"), "train.allow_no_success=true"]
     path = f"policy.path={checkpoint(name, tmp_path / 'tiny')}"
     words = [name, path, *few, *here, *(learn if PACKETS[name].trains else ())]
-    ended = call(*words, "--run", "-o", tmp_path / "run")
+    ended = call(*words, "--execute", "-o", tmp_path / "run")
     assert ended.exit_code == 0, ended.output
     claim = json.loads((tmp_path / "run" / "claim.json").read_text())
     assert claim["num_episodes"] == 2 * max(len(PACKETS[name].suites), 1) and "env.horizon=8" in claim["settings"]
