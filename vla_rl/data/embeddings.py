@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import batched
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ from vla_rl.types import Episode, Observation
 
 TENSORS_FILE, FACTS_FILE = "embeddings.safetensors", "episodes.json"
 _BATCH = 64  # Observations embedded together.
+_OF_CHUNKS = ("embeddings", "actions")  # Fields of `EmbeddedEpisodes`; of its episodes:
+_ARRAYS, _TEXTS = (*_OF_CHUNKS, "counts", "num_steps", "success"), ("instructions", "tasks", "initial_states")
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,9 @@ class EmbeddedEpisodes:
             for start, count in zip(starts[numbers].tolist(), self.counts[numbers].tolist(), strict=True)
         ]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-        return replace(
-            self,
-            embeddings=self.embeddings[rows],
-            actions=self.actions[rows],
-            counts=self.counts[numbers],
-            num_steps=self.num_steps[numbers],
-            success=self.success[numbers],
-            instructions=tuple(self.instructions[n] for n in numbers),
-            tasks=tuple(self.tasks[n] for n in numbers),
-            initial_states=tuple(self.initial_states[n] for n in numbers),
-        )
+        arrays = {name: getattr(self, name)[rows if name in _OF_CHUNKS else numbers] for name in _ARRAYS}
+        texts = {name: tuple(getattr(self, name)[number] for number in numbers) for name in _TEXTS}
+        return replace(self, **arrays, **texts)
 
     @staticmethod
     def concatenate(parts: Sequence[EmbeddedEpisodes]) -> EmbeddedEpisodes:
@@ -108,25 +103,15 @@ class EmbeddedEpisodes:
         for name in ("policy_hash", "every", "dim"):
             if len(found := {getattr(part, name) for part in parts}) > 1:
                 raise ValueError(f"embedded episodes differ in {name}: {sorted(map(str, found))}")
-        first = parts[0]
-        arrays = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("embeddings", "actions", "counts", "num_steps", "success")
-        }
-        lists = {
-            name: tuple(text for part in parts for text in getattr(part, name))
-            for name in ("instructions", "tasks", "initial_states")
-        }
-        return replace(first, **arrays, **lists)
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        texts = {name: tuple(text for part in parts for text in getattr(part, name)) for name in _TEXTS}
+        return replace(parts[0], **arrays, **texts)
 
     def save(self, folder: Path) -> None:
         """Write the episodes as safetensors and JSON; the folder appears whole or not at all."""
-        arrays = {name: getattr(self, name) for name in ("embeddings", "actions", "counts", "num_steps", "success")}
-        facts = {
-            name: getattr(self, name) for name in ("instructions", "tasks", "initial_states", "every", "policy_hash")
-        }
+        facts = {name: getattr(self, name) for name in (*_TEXTS, "every", "policy_hash")}
         with atomic_folder(Path(folder), what="embedded episodes", replace=True) as partial:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial / TENSORS_FILE)
+            save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, partial / TENSORS_FILE)
             (partial / FACTS_FILE).write_text(json.dumps(facts, indent=1))
 
     @staticmethod
@@ -139,9 +124,8 @@ class EmbeddedEpisodes:
         folder = Path(folder)
         try:
             facts = json.loads((folder / FACTS_FILE).read_text())
-            arrays = load_file(folder / TENSORS_FILE)
-            lists = {name: tuple(facts.pop(name)) for name in ("instructions", "tasks", "initial_states")}
-            return EmbeddedEpisodes(**arrays, **lists, **facts)
+            texts = {name: tuple(facts.pop(name)) for name in _TEXTS}
+            return EmbeddedEpisodes(**load_file(folder / TENSORS_FILE), **texts, **facts)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise DatasetError(
                 f"{folder}: not readable embedded episodes: {error}. Delete it, and run again"
@@ -300,13 +284,5 @@ def _chosen_images(source: LeRobotSource, camera: str, rows: np.ndarray) -> Iter
 
 def _embed(policy: Policy, obs: Iterator[Observation]) -> np.ndarray:
     """float32 (M, D) of single observations, some at a time."""
-    parts: list[np.ndarray] = []
-    batch: list[Observation] = []
-    for one in obs:
-        batch.append(one)
-        if len(batch) == _BATCH:
-            parts.append(policy.embed(Observation.concatenate(batch)).float().cpu().numpy())
-            batch = []
-    if batch:
-        parts.append(policy.embed(Observation.concatenate(batch)).float().cpu().numpy())
-    return np.concatenate(parts)
+    batches = (Observation.concatenate(batch) for batch in batched(obs, _BATCH))
+    return np.concatenate([policy.embed(batch).float().cpu().numpy() for batch in batches])

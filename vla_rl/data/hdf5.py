@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -112,8 +112,13 @@ def numbers(group: Any, name: str, where: str, length: int | None = None) -> np.
     return values
 
 
-def pictures(group: Any, name: str, where: str, length: int) -> list[bytes]:
+def pictures(
+    group: Any, name: str, where: str, length: int, turned: Callable[[np.ndarray], np.ndarray] = lambda image: image
+) -> list[bytes]:
     """A camera's T pictures as PNG, or as JPEG where they are stored so, without the zeros that pad them.
+
+    Args:
+        where: for errors. length: T. turned: makes an upright picture of one that is not JPEG.
 
     Raises:
         DatasetError: missing, of another shape, too large, or not as many as actions.
@@ -130,7 +135,7 @@ def pictures(group: Any, name: str, where: str, length: int) -> list[bytes]:
     if found.ndim == 4 and found.dtype == np.uint8 and found.shape[3] == 3:
         if max(found.shape[1:3]) > MAX_SIDE:
             raise DatasetError(f"{where}/{name}: pictures of {found.shape[1:3]} pixels; at most {MAX_SIDE} a side")
-        return [encode_png(found[step]) for step in range(length)]
+        return [encode_png(turned(found[step])) for step in range(length)]
     is_list = found.ndim == 1 and (found.dtype.metadata or {}).get("vlen") == np.uint8
     if not (is_list or (found.ndim == 2 and found.dtype == np.uint8 and found.shape[1] <= MAX_JPEG_BYTES)):
         raise DatasetError(

@@ -139,8 +139,6 @@ def check_datasets(paths: Iterable[str], field: str = "sft.datasets") -> None:
     Raises:
         DatasetError: a dataset is not there; the message names the command that makes it.
     """
-    from vla_rl.data.hub import on_hub
-
     if absent := [path for path in paths if not is_dataset(path) and on_hub(path) is None]:
         raise DatasetError("\n".join(f"{field}: {path} {_lack(path)}. {how_to_get(path)}" for path in absent))
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,8 @@ def write_episodes(
     state_names: Sequence[str] | None = None,
     action_names: Sequence[str] | None = None,
     has_gripper: bool = False,
+    gripper_option: str = "",
+    report: Callable[[str], None] = print,
 ) -> dict[str, int]:
     """Write a LeRobotDataset v3, an episode at a time; it appears whole.
 
@@ -52,6 +54,8 @@ def write_episodes(
         fps: control steps per second. robot: its name. notes: JSON-able provenance.
         state_names, action_names: of the S and A numbers; None: numbered.
         has_gripper: the last of unnamed actions is a gripper.
+        gripper_option: where a person says so, if actions were taken as they are; "": nothing is asked.
+        report: told of what deserves a look: episodes that failed, a last number that looks like a gripper.
 
     Returns:
         {"episodes": ..., "frames": ...}.
@@ -64,7 +68,10 @@ def write_episodes(
     with _staging(dataset) as staging:
         first: tuple[str, dict[str, Any]] | None = None
         features: dict[str, dict[str, Any]] = {}
+        lowest, highest, succeeded = np.inf, -np.inf, 0
         for number, (origin, episode) in enumerate(episodes):
+            succeeded, last = succeeded + episode.success, episode.actions[:, -1]
+            lowest, highest = min(lowest, float(last.min())), max(highest, float(last.max()))
             shape = _shape(origin, episode)
             if first is None:
                 if has_gripper and action_names is None:
@@ -76,7 +83,15 @@ def write_episodes(
             write_shard(staging / f"shard_{number:06d}", [episode], [], features)
         if first is None:
             raise DatasetError("no episode was found; nothing is written")
-        return assemble(staging, dataset, fps=fps, features=features, robot=robot, notes=notes)
+        done = assemble(staging, dataset, fps=fps, features=features, robot=robot, notes=notes)
+    all_good = "; if all are good demonstrations, say so (rlds, robomimic: --success all)"
+    report(f"{succeeded} of {done['episodes']} episodes succeeded{all_good * (succeeded < done['episodes'])}")
+    if gripper_option and lowest >= 0 < highest:
+        report(
+            f"the last number of the action is from {lowest:g} to {highest:g}: if that is a gripper, say "
+            f"{gripper_option} one_opens or one_closes, so that -1 is open and 1 closed as in our simulators"
+        )
+    return done
 
 
 def demonstration(
@@ -138,29 +153,6 @@ def our_gripper(origin: str, actions: np.ndarray, convention: Gripper) -> np.nda
         )
     last = 2 * actions[:, -1:] - 1
     return np.concatenate([actions[:, :-1], last if convention == "one_closes" else -last], axis=1)
-
-
-class LastNumbers:
-    """Where the last number of all actions lies: whether it looks like a gripper of another convention than ours."""
-
-    def __init__(self) -> None:
-        self.low, self.high = np.inf, -np.inf
-
-    def watched(self, episodes: Iterable[tuple[str, RecordedEpisode]]) -> Iterator[tuple[str, RecordedEpisode]]:
-        """The same episodes."""
-        for origin, episode in episodes:
-            self.low = min(self.low, float(episode.actions[:, -1].min()))
-            self.high = max(self.high, float(episode.actions[:, -1].max()))
-            yield origin, episode
-
-    def remarks(self, convention: Gripper, option: str) -> list[str]:
-        """A line where actions were taken as they are and their last number was never below 0."""
-        if convention != "as_is" or self.low < 0 or self.high <= 0:
-            return []
-        return [
-            f"the last number of the action is from {self.low:g} to {self.high:g}: if that is a gripper, say {option} "
-            "one_opens or one_closes, so that -1 is open and 1 closed as in our simulators"
-        ]
 
 
 @contextmanager

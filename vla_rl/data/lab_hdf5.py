@@ -20,7 +20,6 @@ action (T, 14)                        where the leaders were: targets of the sam
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ import numpy as np
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
 from vla_rl.data.hdf5 import hdf5_files, numbers, open_hdf5, pictures
-from vla_rl.data.importing import Gripper, LastNumbers, demonstration, our_gripper, write_episodes
+from vla_rl.data.importing import Gripper, demonstration, our_gripper, write_episodes
 from vla_rl.data.lerobot_io import RecordedEpisode
 
 _ROBOSUITE = 1  # robomimic's EnvType
@@ -82,38 +81,34 @@ def import_robomimic(
         first = _Reader(opened, files[0], options)
         fps, state, action = first.fps(), first.state_names(), first.action_names()
         report(first.text())
-    succeeded: Counter[bool] = Counter()
 
     def episodes() -> Iterator[tuple[str, RecordedEpisode]]:
-        left = options.episodes or None
+        count = 0
         for file in files:
             with open_hdf5(file) as opened:
                 reader = _Reader(opened, file, options)
-                for number, name in enumerate(reader.names[:left]):
-                    episode = reader.read(name, sum(succeeded.values()))
-                    succeeded[episode.success] += 1
+                for number, name in enumerate(reader.names, 1):
+                    if options.episodes and count == options.episodes:
+                        return
+                    episode = reader.read(name, count)
                     yield f"{file}/data/{name}", episode
-                    report(f"{file.name}: {name}: {episode.length} steps ({number + 1} of {len(reader.names)})")
-            left = None if left is None else options.episodes - sum(succeeded.values())
-            if left == 0:
-                return
+                    report(f"{file.name}: {name}: {episode.length} steps ({number} of {len(reader.names)})")
+                    count += 1
 
     notes = {"source": "robomimic", "files": [file.name for file in files], **asdict(options)}
-    last, has_gripper = LastNumbers(), options.gripper != "as_is"
-    done = write_episodes(
-        last.watched(episodes()),
+    is_told = options.gripper != "as_is"
+    return write_episodes(
+        episodes(),
         dataset,
         fps=fps,
         robot=first.robot,
         notes=notes,
         state_names=state,
         action_names=action,
-        has_gripper=has_gripper,
+        has_gripper=is_told,
+        gripper_option="" if is_told or action is not None else "--gripper",
+        report=report,
     )
-    report(f"{succeeded[True]} of {succeeded.total()} episodes succeeded, as {options.success} says")
-    for line in last.remarks(options.gripper, "--gripper") if action is None else ():
-        report(line)
-    return done
 
 
 class _Reader:

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from vla_rl.common.task_names import libero_instruction
 from vla_rl.data.config import DatasetError
-from vla_rl.data.hdf5 import hdf5_files
+from vla_rl.data.hdf5 import hdf5_files, numbers, open_hdf5, pictures
 from vla_rl.data.importing import demonstration, write_episodes
-from vla_rl.data.lerobot_io import RecordedEpisode, encode_png
+from vla_rl.data.lerobot_io import RecordedEpisode
 
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 STATE = {"ee_states": 6, "gripper_states": 2}  # in this order: position, axis-angle; the fingers
@@ -68,21 +67,12 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
     Raises:
         DatasetError: not LIBERO's layout, or damaged.
     """
-    try:
-        with h5py.File(file, "r") as opened:
-            data: Any = opened["data"]
-            instruction = _instruction(file, json.loads(data.attrs["problem_info"])["language_instruction"])
-            turned = _turn(file, str(data.attrs.get("macros_image_convention", "opengl")))
-            names = sorted(data, key=lambda name: int(name.removeprefix("demo_")))
-            return [_read(data[name], file, int(name[5:]), instruction, turned, keep_pauses) for name in names]
-    except (OSError, KeyError, ValueError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(
-            f"{file}: not a file of LIBERO's demonstrations, or a damaged one ({str(error)[:200]}). Expected: "
-            f"data/demo_N/actions (T, {ACTION_DIM}), data/demo_N/obs/{{{', '.join([*STATE, *CAMERAS.values()])}}}, "
-            "and the attribute problem_info"
-        ) from error
+    with open_hdf5(file) as opened:
+        data: Any = opened["data"]
+        instruction = _instruction(file, json.loads(data.attrs["problem_info"])["language_instruction"])
+        turned = _turn(file, str(data.attrs.get("macros_image_convention", "opengl")))
+        names = sorted(data, key=lambda name: int(name.removeprefix("demo_")))
+        return [_read(data[name], file, int(name[5:]), instruction, turned, keep_pauses) for name in names]
 
 
 def _instruction(file: Path, said: str | list[str]) -> str:
@@ -94,8 +84,8 @@ def _instruction(file: Path, said: str | list[str]) -> str:
 def _turn(file: Path, convention: str) -> Callable[[np.ndarray], np.ndarray]:
     """To our pictures (upright, mirrored) from robosuite's two ways of storing them."""
     turns: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "opengl": lambda images: images[:, ::-1, ::-1],
-        "opencv": lambda images: images[:, :, ::-1],
+        "opengl": lambda image: image[::-1, ::-1],
+        "opencv": lambda image: image[:, ::-1],
     }
     if convention not in turns:
         raise DatasetError(f"{file}: macros_image_convention is {convention!r}, known: {', '.join(turns)}")
@@ -110,49 +100,32 @@ def _read(
     turned: Callable[[np.ndarray], np.ndarray],
     keep_pauses: bool,
 ) -> tuple[RecordedEpisode, int]:
-    actions = np.asarray(group["actions"], np.float32)
+    where, obs = f"{file}: demo_{index}", group["obs"]
+    actions = numbers(group, "actions", where)
     length = len(actions)
-    if actions.ndim != 2 or actions.shape[1] != ACTION_DIM or length < 2:
+    state = np.concatenate([numbers(obs, name, f"{where}/obs", length) for name in STATE], axis=1)
+    if actions.shape[1] != ACTION_DIM or state.shape[1] != sum(STATE.values()) or length < 2:
         raise DatasetError(
-            f"{file}: demo_{index}/actions has shape {actions.shape}, expected (2 or more, {ACTION_DIM})"
+            f"{where}/actions has shape {actions.shape}, its state {state.shape[1]} numbers; expected "
+            f"(2 or more, {ACTION_DIM}), and {sum(STATE.values())}"
         )
-    parts = [np.asarray(group[f"obs/{name}"], np.float32) for name in STATE]
-    images = {camera: turned(_pictures(group, file, index, name)) for camera, name in CAMERAS.items()}
-    for name, values in (
-        *zip(STATE, parts, strict=True),
-        *((CAMERAS[camera], seen) for camera, seen in images.items()),
-    ):
-        if len(values) != length:
-            raise DatasetError(f"{file}: demo_{index}/obs/{name} has {len(values)} rows, its actions {length}")
-    state = np.concatenate(parts, axis=1)
-    if state.shape[1] != sum(STATE.values()) or not (np.isfinite(state).all() and np.isfinite(actions).all()):
-        raise DatasetError(f"{file}: demo_{index}: states of {state.shape[1]} numbers, or numbers that are not finite")
+    png = {camera: pictures(obs, name, f"{where}/obs", length, turned) for camera, name in CAMERAS.items()}
     kept = [step for step in range(1, length) if keep_pauses or not _commands_nothing(actions, step)]
     if not kept:
-        raise DatasetError(f"{file}: demo_{index} commands nothing at any step")
+        raise DatasetError(f"{where} commands nothing at any step")
     success = bool(np.asarray(group["rewards"]).max() > 0) if "rewards" in group else True
     episode = demonstration(
         instruction,
         index,
-        {camera: [encode_png(seen[step - 1]) for step in kept] for camera, seen in images.items()},
+        {camera: [seen[step - 1] for step in kept] for camera, seen in png.items()},
         state[[step - 1 for step in kept]],
         actions[kept],
         task=file.name.removesuffix(".hdf5").removesuffix("_demo"),
         success=success,
-        final_png={camera: encode_png(seen[-1]) for camera, seen in images.items()},
+        final_png={camera: seen[-1] for camera, seen in png.items()},
         final_state=state[-1],
     )
     return episode, length - 1 - len(kept)
-
-
-def _pictures(group: Mapping[str, Any], file: Path, index: int, name: str) -> np.ndarray:
-    """uint8 (T, height, width, 3)."""
-    images = np.asarray(group[f"obs/{name}"])
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise DatasetError(
-            f"{file}: demo_{index}/obs/{name} is {images.dtype} {images.shape}, expected uint8 (T, height, width, 3)"
-        )
-    return images
 
 
 def _commands_nothing(actions: np.ndarray, step: int) -> bool:

@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from vla_rl.config import Config, read_yaml, validate
 from vla_rl.data.config import DatasetError
-from vla_rl.data.importing import Gripper, LastNumbers, demonstration, our_gripper, write_episodes
+from vla_rl.data.importing import Gripper, demonstration, our_gripper, write_episodes
 from vla_rl.data.lerobot_io import RecordedEpisode, decode_image, encode_png
 
 CONFIG_FILE, EPISODES = "dataset.yaml", "episodes"
@@ -97,19 +97,17 @@ def import_folder(folder: Path, dataset: Path, report: Callable[[str], None] = p
             yield str(path), episode
 
     notes = {"source": "folder", "name": folder.resolve().name, **config.model_dump(mode="json")}
-    last = LastNumbers()
-    written = write_episodes(
-        last.watched(episodes()),
+    return write_episodes(
+        episodes(),
         dataset,
         fps=config.fps,
         robot="unknown",
         notes=notes,
         state_names=config.state,
         action_names=config.action,
+        gripper_option=f"in {file.name} gripper:" if config.gripper == "as_is" else "",
+        report=report,
     )
-    for line in last.remarks(config.gripper, f"in {file.name} gripper:"):
-        report(line)
-    return written
 
 
 def _read(folder: Path, config: FolderConfig, of_task: Counter[str]) -> RecordedEpisode:

@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
-from vla_rl.data.importing import Gripper, LastNumbers, demonstration, our_gripper, write_episodes
+from vla_rl.data.importing import Gripper, demonstration, our_gripper, write_episodes
 from vla_rl.data.lerobot_io import RecordedEpisode, decode_image, encode_png
 from vla_rl.data.tfrecord import parse_example, records
 
@@ -83,18 +83,22 @@ def import_rlds(
     """
     source = RldsSource(folder, options)
     report(source.text())
-    seen = _Seen()
     fps = options.fps or (LIBERO_HZ if source.is_libero else 0)
     if fps <= 0:
         raise ConfigError("import: RLDS does not say how fast a robot is controlled; give --fps (steps a second)")
     notes = {"source": "RLDS", "name": source.name, "split": options.split, **asdict(options)}
     has_gripper = source.is_libero or options.gripper != "as_is"
-    done = write_episodes(
-        seen.watched(source.episodes()), dataset, fps=fps, robot=source.name, notes=notes, has_gripper=has_gripper
+    asked = "--gripper" if options.gripper == "as_is" else ""
+    return write_episodes(
+        source.episodes(),
+        dataset,
+        fps=fps,
+        robot=source.name,
+        notes=notes,
+        has_gripper=has_gripper,
+        gripper_option=asked,
+        report=report,
     )
-    for line in seen.remarks(options):
-        report(line)
-    return done
 
 
 class RldsSource:
@@ -254,31 +258,6 @@ class RldsSource:
         if not isinstance(values, dict):
             raise DatasetError(f"{self.folder / name}: holds no mapping. Download it again.")
         return values
-
-
-class _Seen:
-    """What deserves a look once all episodes were read."""
-
-    def __init__(self) -> None:
-        self.num_episodes = self.num_successes = 0
-        self.last = LastNumbers()
-
-    def watched(self, episodes: Iterator[tuple[str, RecordedEpisode]]) -> Iterator[tuple[str, RecordedEpisode]]:
-        """The same episodes."""
-        for origin, episode in self.last.watched(episodes):
-            self.num_episodes += 1
-            self.num_successes += episode.success
-            yield origin, episode
-
-    def remarks(self, options: RldsOptions) -> list[str]:
-        """A line each."""
-        lines = []
-        if options.success == "reward" and self.num_successes < self.num_episodes:
-            lines.append(
-                f"{self.num_successes} of {self.num_episodes} episodes have a positive reward and count as successes; "
-                "if all are good demonstrations, import with --success all"
-            )
-        return lines + self.last.remarks(options.gripper, "--gripper")
 
 
 def versions(folder: Path) -> list[Path]:

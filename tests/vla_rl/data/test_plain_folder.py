@@ -144,7 +144,7 @@ def test_it_is_staged_beside_the_dataset_and_what_a_killed_import_left_is_remove
         path.mkdir(parents=True)
     seen: list[set[str]] = []
     import_folder(folder, beside / "mine", lambda line: seen.append({path.name for path in beside.iterdir()}))
-    staged = seen[-1] - {running.name}
+    staged = seen[0] - {running.name}
     assert len(staged) == 1 and staged.pop().startswith(f".mine.import-{socket.gethostname()}-{os.getpid()}-")
     assert {path.name for path in beside.iterdir()} == {running.name, "mine"}
 
