@@ -23,6 +23,7 @@ from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, F
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.evaluation.report.charts import inline, page_template
+from vla_rl.evaluation.signal import weighted_auc
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 
 NUM_RESAMPLES = 2000
@@ -214,7 +215,7 @@ def measure(curves: Curves, episodes: EmbeddedEpisodes, seed: int = 0) -> dict[s
 
     coverage = rate(~alarm, ~failed)
     return {
-        "roc_auc": resampled(lambda w: roc_auc(highest, failed, w)),
+        "roc_auc": resampled(lambda w: weighted_auc(highest, failed, w)),
         "tpr_common": rate(early, failed),
         "tnr_common": rate(~early, ~failed),
         "balanced_accuracy_common": resampled(balanced(early)),
@@ -223,7 +224,7 @@ def measure(curves: Curves, episodes: EmbeddedEpisodes, seed: int = 0) -> dict[s
         "false_alarms": Figure(1 - coverage.value, 1 - coverage.high, 1 - coverage.low),
         "balanced_accuracy": resampled(balanced(alarm)),
         "detection_time": resampled(lambda w: weighted_mean(time, w * failed)),
-        "roc_auc_by_end": resampled(lambda w: roc_auc(highest_by_end, failed, w)),
+        "roc_auc_by_end": resampled(lambda w: weighted_auc(highest_by_end, failed, w)),
     }
 
 
@@ -234,27 +235,6 @@ def detection_times(standings: list[np.ndarray], q: float, episodes: EmbeddedEpi
         if len(above := np.flatnonzero(standing > q)):
             times[number] = min(above[0] * episodes.every / episodes.num_steps[number], 1.0)
     return times
-
-
-def roc_auc(scores: np.ndarray, failed: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Probability that a failure scores above a success, ties counting half.
-
-    Args:
-        scores: float (E,). failed: bool (E,). weights: (R, E), how often each counts in each of R resamples.
-
-    Returns:
-        float64 (R,); NaN where a resample lacks failures or successes.
-    """
-    weights = np.ones((1, len(scores))) if weights is None else weights
-    values, place = np.unique(scores, return_inverse=True)
-    at_failed = np.zeros((len(weights), len(values)))
-    at_success = np.zeros_like(at_failed)
-    for column in range(len(scores)):
-        (at_failed if failed[column] else at_success)[:, place[column]] += weights[:, column]
-    below = np.cumsum(at_success, axis=1) - 0.5 * at_success
-    pairs = at_failed.sum(1) * at_success.sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (at_failed * below).sum(1) / np.where(pairs > 0, pairs, np.nan)
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -103,8 +103,7 @@ def report(results: Sequence[EpisodeResult], with_alarms: bool) -> Iterator[str]
 
 def _rate(counted: Sequence[EpisodeResult]) -> str:
     solved = sum(r.success for r in counted)
-    low, high = wilson_interval(solved, len(counted))
-    return f"{100 * solved / len(counted):.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {len(counted)}"
+    return f"{100 * solved / len(counted):.1f} % {wilson_interval(solved, len(counted)).percent()}, n = {len(counted)}"
 
 
 def _alarms(counted: Sequence[EpisodeResult]) -> str:

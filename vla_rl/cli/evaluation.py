@@ -18,11 +18,11 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.task_names import print_table
 from vla_rl.config import apply_overrides, read_yaml, validate
 from vla_rl.evaluation.compare import format_p
-from vla_rl.evaluation.dimensions import dimension_table
 from vla_rl.evaluation.foreign import compare_any, is_foreign, read_evaluation
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialConfig
+from vla_rl.evaluation.suites import dimension_table
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import COLLECT, EVAL
 from vla_rl.recipe.recipe import ANY, Recipe

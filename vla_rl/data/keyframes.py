@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
 from vla_rl.config import Config
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
-SCHEMA_VERSION = 1
 STATES_FOLDER = "keyframes"  # In a dataset's folder: the simulator's states.
 RECORDINGS = (
     "recording",
@@ -160,10 +159,12 @@ class MinedKeyframe(Config):
     score: FiniteFloat
 
 
-class KeyframeSet(Config):
+class KeyframeSet(Saved):
     """Mined keyframes, as `vla-rl world-model keyframes` writes them."""
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "keyframes"
+    ERROR = KeyframeError
+    AGAIN = "Mine them with `vla-rl world-model keyframes`."
     sources: tuple[KeyframeSource, ...]
     keyframes: tuple[MinedKeyframe, ...] = Field(min_length=1)
 
@@ -209,35 +210,6 @@ class KeyframeSet(Config):
     def _spec(self, mined: MinedKeyframe, keyframe: Keyframe) -> EpisodeSpec:
         _, split, index = split_start(mined.start)
         return EpisodeSpec(mined.task, "train", index if split == "train" else 0, keyframe=keyframe)
-
-    def save(self, path: Path) -> None:
-        """Write JSON, atomically."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(path), self.model_dump_json(indent=1) + "\n")
-
-    @staticmethod
-    def load(path: Path) -> KeyframeSet:
-        """Read what `save` wrote.
-
-        Raises:
-            KeyframeError: missing, truncated, of another schema, or with invalid fields.
-        """
-        again = "Mine them again with `vla-rl world-model keyframes`."
-        if not Path(path).is_file():
-            raise KeyframeError(f"keyframes not found: {path}. {again}")
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            version = values.get("schema_version") if isinstance(values, dict) else None
-            if version != SCHEMA_VERSION:
-                raise KeyframeError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA_VERSION}.")
-            return KeyframeSet.model_validate(values)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise KeyframeError(f"{path}: not valid JSON, or truncated: {error}. {again}") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise KeyframeError(
-                f"{path}: no usable keyframes: {'.'.join(map(str, first['loc']))}: {first['msg']}. {again}"
-            ) from None
 
 
 def split_start(start: str) -> tuple[str, str, int]:

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field, ValidationError
-from rich.box import SIMPLE_HEAD
+from pydantic import Field
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
+from vla_rl.common.tables import console_table
 from vla_rl.config import Config
-from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, read_json_document
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import (
     Interval,
     clustered_sign_test,
@@ -28,7 +29,6 @@ from vla_rl.evaluation.statistics import (
 )
 from vla_rl.types import Split
 
-SCHEMA_VERSION = 1
 # Options of an environment that say how it was run and not what was run.
 _HOW_RUN = {
     *("num_envs", "num_workers", "render_devices", "step_timeout"),
@@ -83,12 +83,12 @@ class PairedResult(Config):
         return (
             f"{self.mode}, {label or self.task or 'all tasks'}: "
             f"{100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
-            f"{100 * self.difference:+.1f} points [{100 * self.bootstrap.low:+.1f}, {100 * self.bootstrap.high:+.1f}], "
+            f"{100 * self.difference:+.1f} points {self.bootstrap.percent('+')}, "
             f"{self.counts}, {self.p_name} {format_p(self.p_value_by_state)}"
         )
 
 
-class Comparison(Config):
+class Comparison(Saved):
     """What changed from a to b, and what to know before believing it (`warnings`).
 
     Attributes:
@@ -96,7 +96,10 @@ class Comparison(Config):
         population: which initial states the claim is about; empty: not known.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "comparison"
+    ERROR = EvaluationError
+    AGAIN = "Compare again with `vla-rl compare`."
+    FOR_READERS = ("verdicts",)
     name_a: str
     name_b: str
     policy_a: str | None
@@ -141,24 +144,16 @@ class Comparison(Config):
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
-        table = Table(
-            title=f"{self.name_a} (a) against {self.name_b} (b) on {self.env}, {self.split} split",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-            caption=self.population or None,
-            caption_justify="left",
-        )
-        table.add_column("task", min_width=12, overflow="fold")
-        for name in ("a %", "b %", "b - a, 95 % interval", "+ / -", "pairs", self.p_name):
-            table.add_column(name, justify="right", no_wrap=True)
+        title = f"{self.name_a} (a) against {self.name_b} (b) on {self.env}, {self.split} split"
+        head = ("task", "a %", "b %", "b - a, 95 % interval", "+ / -", "pairs", self.p_name)
+        table = console_table(title, head, ("task",), self.population)
+        table.columns[0].min_width = 12
         for r in self.results:
             table.add_row(
                 self.label(r) or f"{r.mode}, all",
                 f"{100 * r.rate_a:.1f}",
                 f"{100 * r.rate_b:.1f}",
-                f"{100 * r.difference:+.1f} [{100 * r.bootstrap.low:+.1f}, {100 * r.bootstrap.high:+.1f}]",
+                f"{100 * r.difference:+.1f} {r.bootstrap.percent('+')}",
                 "–" if r.apart else f"{r.gained} / {r.lost}",
                 f"{r.apart[0]}, {r.apart[1]}" if r.apart else str(r.num_pairs),
                 format_p(r.p_value_by_state),
@@ -172,20 +167,6 @@ class Comparison(Config):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         values = self.model_dump(mode="json") | {"verdicts": [said.model_dump(mode="json") for said in verdicts]}
         write_text_atomic(Path(path), json.dumps(values, indent=1) + "\n")
-
-    @staticmethod
-    def load(path: str | Path) -> Comparison:
-        """Read a comparison written by `save`.
-
-        Raises:
-            EvaluationError: missing, truncated, of another schema, or with invalid fields.
-        """
-        try:
-            values = read_json_document(Path(path), "comparison", SCHEMA_VERSION)
-            values.pop("verdicts", None)
-            return Comparison.model_validate(values)
-        except ValidationError as error:
-            raise EvaluationError(f"{path}: not a usable comparison: {error.errors()[0]['msg']}") from None
 
 
 def format_p(p: float) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import batched
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -175,7 +176,7 @@ def film(
             chosen += [e for e in records if e.success == success][: config.videos]
     wanted = [EpisodeSpec(e.task, e.split, e.index) for e in world.shard(chosen)]
     paths = []
-    for specs in _batches(wanted, _batch_size(env, policy)):
+    for specs in batched(wanted, _batch_size(env, policy)):
         seeds = [_episode_seed(config, len(config.modes()) - 1, spec, 0) for spec in specs]
         for episode in collect(policy, env, specs, temperature=temperature, seed=seeds):
             if not episode.lost:
@@ -301,7 +302,7 @@ class _EvaluationRun:
         with self.progress(total, done=total - sum(map(len, mine.values()))) as on_episode:
             for mode, ones in mine.items():
                 made: list[EpisodeRecord] = []
-                for batch in _batches(ones, _batch_size(env, self.policy)):
+                for batch in batched(ones, _batch_size(env, self.policy)):
                     made += self._run(env, mode, batch, journal, on_episode)
                 values = iter(self.world.collect_dealt([record.model_dump(mode="json") for record in made]))
                 for one in wanted[mode]:
@@ -358,11 +359,6 @@ def _batch_size(env: VecEnv, policy: Policy) -> int:
     horizon = max(env.spec.horizon.values())
     seen = horizon / policy.chunk_size + 2 + (horizon if getattr(env, "record_frames", False) else 0)
     return max(2 * env.num_envs, int(_MAX_BATCH_BYTES / (image * seen)))
-
-
-def _batches[T](items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _official(spec: EnvSpec, config: EvalConfig) -> dict[str, tuple[str, str]]:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.tables import console_table
 from vla_rl.config import Config, Number
 from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
@@ -113,10 +113,8 @@ class ActionErrors(Config):
 
     def table(self) -> Table:
         """A table for the console: a row for each dimension."""
-        table = Table(title=self.headline(), caption=NOT_SUCCESS, title_justify="left", caption_justify="left")
-        table.box, table.pad_edge = SIMPLE_HEAD, False
-        for name in ("dimension", "error", "repeating the last", "ratio"):
-            table.add_column(name, justify="left" if name == "dimension" else "right")
+        head = ("dimension", "error", "repeating the last", "ratio")
+        table = console_table(self.headline(), head, ("dimension",), NOT_SUCCESS)
         for one in self.dimensions:
             table.add_row(one.name, one.error.text(), one.repeated.text(), one.ratio.text())
         return table

@@ -1,4 +1,4 @@
-"""Evaluation results: every episode's outcome, success rates with intervals, JSON, table, picture.
+"""Evaluation results: every episode's outcome, success rates with intervals, JSON, table.
 
 evaluation = Evaluation.load("runs/x/evaluations/final.json")
 evaluation.rate("sampled")               # all tasks: rate, n, 95 % interval
@@ -18,17 +18,17 @@ from typing import Any, Self, TextIO
 
 import numpy as np
 from pydantic import Field, ValidationError
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.distributed.process_group import ProcessGroup
+from vla_rl.common.saved import Saved
+from vla_rl.common.tables import console_table
 from vla_rl.common.task_names import short_names
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
 from vla_rl.types import Episode, EpisodeSpec, Split
 
-SCHEMA_VERSION = 1
 # Color-blind-safe (Okabe & Ito), shared with the report.
 MODE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
@@ -170,16 +170,16 @@ class SuccessRate:
         """For people: "42.5 % [37.7, 47.4], n = 400"."""
         if self.num_episodes == 0:
             return "no episode"
-        return (
-            f"{100 * self.rate:.1f} % [{100 * self.interval.low:.1f}, {100 * self.interval.high:.1f}], "
-            f"n = {self.num_episodes}"
-        )
+        return f"{100 * self.rate:.1f} % {self.interval.percent()}, n = {self.num_episodes}"
 
 
-class Evaluation(Config):
+class Evaluation(Saved):
     """Every episode of an evaluation and how it was made."""
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "evaluation"
+    ERROR = EvaluationError
+    AGAIN = "Evaluate with `vla-rl eval`."
+    FOR_READERS = ("rates",)
     meta: EvaluationMeta
     episodes: tuple[EpisodeRecord, ...]
 
@@ -230,36 +230,12 @@ class Evaluation(Config):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(Path(path), json.dumps(head, indent=1)[:-2] + f',\n "episodes": [\n{lines}\n ]\n}}\n')
 
-    @staticmethod
-    def load(path: str | Path) -> Evaluation:
-        """Read an evaluation written by `save`.
-
-        Raises:
-            EvaluationError: missing, not JSON (truncated), another schema, or with invalid fields.
-        """
-        values = read_json_document(Path(path), "evaluation", SCHEMA_VERSION)
-        values.pop("rates", None)
-        try:
-            return Evaluation.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(p) for p in first["loc"])
-            raise EvaluationError(
-                f"{path}: not a usable evaluation: {field}: {first['msg']} (found {first['input']!r:.60}). "
-                "Evaluate again with `vla-rl eval`."
-            ) from None
-
     def table(self) -> Table:
         """A table for the console, 80 columns wide where labels are short: a row per task and one for all, per mode."""
         title = f"{self.meta.name} on {self.meta.env_title}, {self.meta.split} split"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in ("mode", "task", "success", "95 % interval", "n", "states", "steps"):
-            justify = "left" if name in ("mode", "task") else "right"
-            table.add_column(name, justify=justify, no_wrap=name != "task", overflow="fold")
-        table.caption, table.caption_justify = "steps: of the successes, on average", "left"
         has_lost = any(e.lost for e in self.episodes)
-        if has_lost:
-            table.add_column("lost", justify="right")
+        head = ["mode", "task", "success", "95 % interval", "n", "states", "steps", *(["lost"] if has_lost else [])]
+        table = console_table(title, head, ("mode", "task"), "steps: of the successes, on average")
         for rate in self.rates():
             row = [
                 rate.mode,
@@ -273,64 +249,10 @@ class Evaluation(Config):
             table.add_row(*row, style="bold" if rate.task is None else None, end_section=rate.task is None)
         return table
 
-    def plot(self, path: Path) -> None:
-        """A picture (PNG, SVG, ... by suffix): success per task with 95 % intervals, a color per mode."""
-        from matplotlib.figure import Figure
-
-        tasks = [*self.tasks, None]
-        num_modes = len(self.modes)
-        height = 0.8 / num_modes
-        figure = Figure(figsize=(7.5, 1.4 + 0.34 * num_modes * len(tasks)), layout="constrained")
-        axes = figure.add_subplot()
-        for m, mode in enumerate(self.modes):
-            rates = [self.rate(mode, task) for task in tasks]
-            y = np.arange(len(tasks)) + (m - (num_modes - 1) / 2) * height
-            percent = np.array([100 * r.rate for r in rates])
-            ends = 100 * np.array([r.interval for r in rates]).T
-            label = f"{mode} (T = {self.meta.temperatures[mode]:g})"
-            axes.barh(y, percent, height * 0.92, color=MODE_COLORS[m % len(MODE_COLORS)], label=label)
-            reach = np.clip([percent - ends[0], ends[1] - percent], 0, None)
-            axes.errorbar(percent, y, xerr=reach, fmt="none", ecolor="#222222", capsize=3, linewidth=1.2)
-            for end, row, rate in zip(ends[1], y, rates, strict=True):
-                axes.text(end + 1.5, row, f"{100 * rate.rate:.0f} %  n = {rate.num_episodes}", va="center", fontsize=8)
-        labels = [shorten(self.labels[task], 44) if task else "all tasks" for task in tasks]
-        axes.set_yticks(range(len(tasks)), labels)
-        axes.set_ylim(len(tasks) - 0.5, -0.5)
-        axes.set_xlim(0, 115)
-        axes.set_xticks(range(0, 101, 20))
-        axes.set_xlabel("success, %, with 95 % interval")
-        figure.suptitle(f"{self.meta.name}: {self.meta.env_title}, {self.meta.split} split", x=0.01, ha="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(frameon=False, loc="upper right", ncols=num_modes, fontsize=9)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-
 
 def shorten(text: str, length: int) -> str:
     """The text, its middle left out where it is longer than `length`."""
     return text if len(text) <= length else f"{text[: length // 2 - 1]}…{text[len(text) - length // 2 :]}"
-
-
-def read_json_document(path: Path, what: str, schema_version: int) -> dict[str, Any]:
-    """A JSON object with the expected `schema_version`, or an error that names the file.
-
-    Raises:
-        EvaluationError: missing, unreadable, truncated, not an object, or another schema version.
-    """
-    if not path.is_file():
-        raise EvaluationError(f"{what} not found: {path}")
-    try:
-        values = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise EvaluationError(f"{path}: not valid JSON, truncated or not an {what} file: {error}") from None
-    if not isinstance(values, dict) or "schema_version" not in values:
-        raise EvaluationError(f"{path}: not an {what} file (no schema_version)")
-    if values["schema_version"] != schema_version:
-        raise EvaluationError(
-            f"{path}: schema_version is {values['schema_version']!r}, this version reads {schema_version}. "
-            "Make the file again with this version."
-        )
-    return values
 
 
 def _rate_as_json(rate: SuccessRate, labels: Mapping[str, str]) -> dict[str, Any]:

@@ -6,22 +6,18 @@ print(robustness.markdown())
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
+from vla_rl.common.tables import console_table, markdown_table
 from vla_rl.config import Config
 from vla_rl.evaluation.compare import compare, format_p
-from vla_rl.evaluation.results import MODE_COLORS, Evaluation, EvaluationError, read_json_document
+from vla_rl.evaluation.results import MODE_COLORS, Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import Interval
-
-SCHEMA_VERSION = 1
 
 
 class PerturbedRate(Config):
@@ -44,10 +40,12 @@ class PerturbedRate(Config):
     p_value: float = 1.0
 
 
-class Robustness(Config):
+class Robustness(Saved):
     """Every axis and level of one policy."""
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "robustness"
+    ERROR = EvaluationError
+    AGAIN = "Evaluate with `vla-rl eval --perturb`."
     name: str
     env: str
     split: str
@@ -95,9 +93,7 @@ class Robustness(Config):
     def table(self) -> Table:
         """A table for the console, 80 columns wide."""
         title = f"{self.name} on {self.env}, {self.split} split: what one change costs, 95 % intervals"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in ("axis", "level", "%", "interval", "against clean, points", "p", "n"):
-            table.add_column(name, justify="left" if name == "axis" else "right", no_wrap=True)
+        table = console_table(title, ("axis", "level", "%", "interval", "against clean, points", "p", "n"), ("axis",))
         for place, rate in enumerate(self.rates):
             last = place + 1 == len(self.rates) or self.rates[place + 1].axis != rate.axis
             table.add_row(*_cells(rate), style="bold" if rate.level == 0 else None, end_section=last)
@@ -105,9 +101,8 @@ class Robustness(Config):
 
     def markdown(self) -> str:
         """The table for a page."""
-        lines = ["| axis | level | success, % | 95 % interval | against clean, points | p | n |"]
-        lines.append("|---|---|---|---|---|---|---|")
-        return "\n".join([*lines, *(f"| {' | '.join(_cells(rate))} |" for rate in self.rates)])
+        head = ("axis", "level", "success, %", "95 % interval", "against clean, points", "p", "n")
+        return markdown_table(head, [*map(_cells, self.rates)])
 
     def plot(self, path: Path) -> None:
         """A picture (PNG, SVG, ... by suffix): success by axis and level with 95 % intervals, a part for each mode."""
@@ -142,23 +137,6 @@ class Robustness(Config):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
 
-    def save(self, path: Path) -> None:
-        """Write JSON, atomically."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
-
-    @staticmethod
-    def load(path: str | Path) -> Robustness:
-        """Read what `save` wrote.
-
-        Raises:
-            EvaluationError: missing, truncated, of another schema, or with invalid fields.
-        """
-        try:
-            return Robustness.model_validate(read_json_document(Path(path), "robustness", SCHEMA_VERSION))
-        except ValidationError as error:
-            raise EvaluationError(f"{path}: not usable: {error.errors()[0]['msg']}") from None
-
 
 def _cells(rate: PerturbedRate) -> list[str]:
     low, high = (f"{100 * end:.1f}" for end in rate.interval)
@@ -166,5 +144,5 @@ def _cells(rate: PerturbedRate) -> list[str]:
     cells = [axis, str(rate.level or ""), f"{100 * rate.rate:.1f}", f"{low} - {high}"]
     if not rate.level:
         return [*cells, "", "", str(rate.num_episodes)]
-    ends = ", ".join(f"{100 * end:+.1f}" for end in rate.bootstrap)
-    return [*cells, f"{100 * rate.difference:+.1f} [{ends}]", format_p(rate.p_value), str(rate.num_episodes)]
+    less = f"{100 * rate.difference:+.1f} {rate.bootstrap.percent('+')}"
+    return [*cells, less, format_p(rate.p_value), str(rate.num_episodes)]

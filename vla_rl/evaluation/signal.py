@@ -36,21 +36,20 @@ def auc_draws(score: np.ndarray, real: np.ndarray, groups: np.ndarray, seed: int
     counts = resampled_counts(int(place.max()) + 1, seed)
     if counts.shape[1] < 2:
         return np.full(len(counts), np.nan)
-    order = np.argsort(score, kind="stable")
-    _, tie = np.unique(score[order], return_inverse=True)
-    starts = np.flatnonzero(np.r_[True, np.diff(tie) > 0])
     step = max(_BLOCK // len(score), 1)
-    blocks = (counts[begin : begin + step, place[order]] for begin in range(0, len(counts), step))
-    return np.concatenate([_weighted_auc(weights, real[order], starts) for weights in blocks])
+    blocks = (counts[begin : begin + step, place] for begin in range(0, len(counts), step))
+    return np.concatenate([weighted_auc(score, real, weights) for weights in blocks])
 
 
-def _weighted_auc(weights: np.ndarray, real: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """AUC of episodes in the order of their scores, each counted as often as float (R, E) says: float64 (R,).
+def weighted_auc(score: np.ndarray, real: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """AUC of episodes that count as often as float (R, E) says: float64 (R,); NaN without a success, or a failure.
 
     Args:
-        real: bool (E,). starts: int64, where another score begins.
+        score: float (E,). real: bool (E,).
     """
-    up, down = (np.add.reduceat(weights * rows, starts, axis=1) for rows in (real, ~real))
+    order = np.argsort(score, kind="stable")
+    starts = np.flatnonzero(np.r_[True, score[order][1:] != score[order][:-1]])
+    up, down = (np.add.reduceat(weights[:, order] * rows[order], starts, axis=1) for rows in (real, ~real))
     below = np.cumsum(down, axis=1) - down / 2
     total = up.sum(1) * down.sum(1)
     return np.where(total > 0, (up * below).sum(1) / np.maximum(total, 1), np.nan)

@@ -38,6 +38,10 @@ class Interval(NamedTuple):
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    def percent(self, sign: str = "") -> str:
+        """For people, in per cent: "[37.7, 47.4]"; with sign "+", as a difference's: "[-1.0, +3.2]"."""
+        return f"[{100 * self.low:{sign}.1f}, {100 * self.high:{sign}.1f}]"
+
 
 NO_INTERVAL = Interval(math.nan, math.nan)
 

@@ -6,20 +6,17 @@ print(results.markdown())
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
+from vla_rl.common.tables import console_table, markdown_table
 from vla_rl.config import Config
-from vla_rl.evaluation.results import Evaluation, EvaluationError, read_json_document
+from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
 from vla_rl.evaluation.statistics import Interval, mean_interval
-
-SCHEMA_VERSION = 1
 
 
 class SuiteRate(Config):
@@ -48,10 +45,12 @@ class SuiteRate(Config):
         return len(self.suites) > 1
 
 
-class SuiteResults(Config):
+class SuiteResults(Saved):
     """Every suite of one evaluation, and the averages."""
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "suites' results"
+    ERROR = EvaluationError
+    AGAIN = "Evaluate with `vla-rl eval --suites`."
     name: str
     env: str
     split: str
@@ -96,19 +95,15 @@ class SuiteResults(Config):
     def table(self) -> Table:
         """A table for the console, 80 columns wide."""
         title = f"{self.name} on {self.env}, {self.split} split"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in _COLUMNS:
-            table.add_column(name, justify="left" if name in ("mode", "suite") else "right", overflow="fold")
+        table = console_table(title, _COLUMNS, ("mode", "suite"), "averages weigh each suite alike")
         for place, rate in enumerate(self.rates):
             last = place + 1 == len(self.rates) or self.rates[place + 1].mode != rate.mode
             table.add_row(*_cells(rate), style="bold" if rate.is_average else None, end_section=last)
-        table.caption, table.caption_justify = "averages weigh each suite alike", "left"
         return table
 
     def markdown(self) -> str:
         """The table for a page."""
-        lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
-        return "\n".join([*lines, *(f"| {' | '.join(_cells(rate))} |" for rate in self.rates)]) + "\n"
+        return markdown_table(_COLUMNS, [*map(_cells, self.rates)]) + "\n"
 
     def latex(self) -> str:
         """Lines for a paper's tabular: a comment with what was run, the columns' heads, and a row for each mode."""
@@ -127,22 +122,9 @@ class SuiteResults(Config):
 
     def save(self, path: Path) -> None:
         """Write JSON, and beside it .md and .tex, each atomically."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+        super().save(path)
         write_text_atomic(path.with_suffix(".md"), self.markdown())
         write_text_atomic(path.with_suffix(".tex"), self.latex())
-
-    @staticmethod
-    def load(path: str | Path) -> SuiteResults:
-        """Read what `save` wrote.
-
-        Raises:
-            EvaluationError: missing, truncated, of another schema, or with invalid fields.
-        """
-        try:
-            return SuiteResults.model_validate(read_json_document(Path(path), "suites", SCHEMA_VERSION))
-        except ValidationError as error:
-            raise EvaluationError(f"{path}: not usable: {error.errors()[0]['msg']}") from None
 
 
 _COLUMNS = ("mode", "suite", "success, %", "95 % interval", "n", "tasks")
@@ -192,3 +174,43 @@ def _percent(share: float) -> str:
 
 def _ends(rate: SuiteRate, between: str) -> str:
     return between.join(_percent(end) for end in rate.interval)
+
+
+# --- a benchmark of perturbed tasks: by dimension and level -------------------------------------
+
+
+def dimension_table(evaluations: Sequence[Evaluation]) -> Table:
+    """For the console: per mode each dimension's levels, the dimension, and the total over all suites' episodes.
+
+    Args:
+        evaluations: one, or one for each suite, with `EvaluationMeta.groups`. An episode weighs the same in each row.
+    """
+    first = evaluations[0].meta
+    suites = ", ".join(evaluation.meta.env_title for evaluation in evaluations)
+    notes = [note for e in evaluations if "left out" in (note := e.meta.official.get("tasks", ("", ""))[0])]
+    head = ("mode", "dimension", "level", "success", "95 % interval", "n", "states")
+    title = f"{first.name} on {suites}, {first.split} split"
+    table = console_table(title, head, ("mode", "dimension"), "; ".join(notes))
+    groups = {task: group for evaluation in evaluations for task, group in evaluation.meta.groups.items()}
+    for mode in evaluations[0].modes:
+        for dimension in dict.fromkeys(name for name, _ in groups.values()):
+            levels = sorted({level for name, level in groups.values() if name == dimension})
+            for level in levels if levels != [0] else []:
+                some = {task for task, group in groups.items() if group == (dimension, level)}
+                _add(table, dimension, str(level or "none"), _rate_of(evaluations, mode, some))
+            whole = {task for task, (name, _) in groups.items() if name == dimension}
+            _add(table, dimension, "", _rate_of(evaluations, mode, whole), style="bold")
+        _add(table, "total", "", _rate_of(evaluations, mode, set(groups)), style="bold")
+    return table
+
+
+def _rate_of(evaluations: Sequence[Evaluation], mode: str, tasks: set[str]) -> SuccessRate:
+    chosen = [episode for evaluation in evaluations for episode in evaluation.select(mode) if episode.task in tasks]
+    return SuccessRate.of(mode, None, chosen)
+
+
+def _add(table: Table, dimension: str, level: str, rate: SuccessRate, style: str | None = None) -> None:
+    if rate.num_episodes:
+        ends = f"{100 * rate.interval.low:.1f} - {100 * rate.interval.high:.1f}"
+        cells = (rate.mode, dimension, level, f"{100 * rate.rate:.1f} %", ends, rate.num_episodes, rate.num_states)
+        table.add_row(*map(str, cells), style=style, end_section=bool(style))

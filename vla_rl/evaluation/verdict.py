@@ -52,8 +52,7 @@ class Verdict(Config):
 
     def text(self, b: str = "b") -> str:
         """One line for people, in percentage points; `b`: what they call what is compared with `a`."""
-        low, high = (f"{100 * end:+.1f}" for end in self.interval)
-        found = f"{100 * self.difference:+.1f} points [{low}, {high}], p {format_p(self.p_value)}"
+        found = f"{100 * self.difference:+.1f} points {self.interval.percent('+')}, p {format_p(self.p_value)}"
         margin = f"{100 * self.margin:g} points"
         if self.states_needed is not None:
             return (

@@ -304,8 +304,7 @@ class TrainingRun:
     def _evaluate(self, name: str, policy_path: Path | None) -> Evaluation:
         def save(result: Evaluation) -> None:
             if self.world.is_main:
-                result.save(path := self.folder.evaluation(name))
-                result.plot(path.with_suffix(".png"))
+                result.save(self.folder.evaluation(name))
                 self.logger.print(result.table())
 
         base = self.recipe.policy.path

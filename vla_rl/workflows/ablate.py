@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import rich
 from pydantic import Field, field_validator
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.tables import console_table
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.hub import check_datasets
 from vla_rl.evaluation.compare import compare
@@ -82,9 +82,8 @@ class Ablation(Config):
     def table(self) -> Table:
         """For the console."""
         title = f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each"
-        table = Table(title=title, box=SIMPLE_HEAD, caption=SEEDS_ALIKE, caption_justify="left")
-        for name in ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed"):
-            table.add_column(name)
+        head = ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed")
+        table = console_table(title, head, head, SEEDS_ALIKE)
         for g in self.gains:
             low, high = (f"{100 * end:+.1f}" for end in g.interval)
             table.add_row(

@@ -38,7 +38,7 @@ from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
 
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
-    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html.
+    """Evaluate the recipe's policy; writes evaluations/NAME.json, videos/ and report.html.
 
     With `log.wandb` it is shown there too, the folder as a run. Several processes share the episodes; the first one
     writes, before anything is filmed, and each makes its videos.
@@ -50,8 +50,6 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     def save(evaluation: Evaluation) -> None:
         if world.is_main:
             evaluation.save(run.evaluation(name))
-            if not evaluation.meta.groups:  # Too many tasks for a picture.
-                evaluation.plot(run.evaluation(name).with_suffix(".png"))
 
     evaluation = run_evaluation(
         policy,

@@ -17,9 +17,10 @@ from typing import Any
 from real_robot.failure.detector import FailureDetector
 from real_robot.operator.hub.sim_fleet import WAITING_ROOM, FleetOptions, run_fleet
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.tables import markdown_table
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, policy_hash
-from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.evaluation.statistics import Interval, wilson_interval
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.checks import HUB
@@ -144,25 +145,19 @@ def _summarize(row: dict[str, Any], alone: dict[tuple[str, int], bool]) -> dict[
 
 def markdown(result: dict[str, Any]) -> str:
     """The rows as a table."""
-    lines = [
-        "| robots | persons | success | person's share of time | requests per episode | of these not needed "
-        "| wait, mean (s) | wait, longest (s) | robots' time waiting | solved per hour |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = (
+        *("robots", "persons", "success", "person's share of time", "requests per episode", "of these not needed"),
+        *("wait, mean (s)", "wait, longest (s)", "robots' time waiting", "solved per hour"),
+    )
+    rows = []
     for row in result["rows"]:
-        low, high = row["interval"]
-        rate = f"{100 * row['success']:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {row['n']}"
-        asked = f"{row['requests_per_episode']:.2f} | {100 * row['not_needed']:.0f} %"
-        if row["persons"]:
-            share, wait = f"{100 * row['person_share']:.0f} %", f"{row['mean_wait']:.1f} | {row['max_wait']:.1f}"
-            waiting = f"{100 * row['robots_waiting']:.0f} %"
-        else:
-            share, wait, waiting = "-", "- | -", "-"
-        lines.append(
-            f"| {row['robots']} | {row['persons']} | {rate} | {share} | {asked} | {wait} | {waiting} "
-            f"| {row['solved_per_hour']:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+        rate = f"{100 * row['success']:.1f} % {Interval(*row['interval']).percent()}, n = {row['n']}"
+        asked = (f"{row['requests_per_episode']:.2f}", f"{100 * row['not_needed']:.0f} %")
+        share, waiting = (f"{100 * row[name]:.0f} %" for name in ("person_share", "robots_waiting"))
+        waits = (f"{row['mean_wait']:.1f}", f"{row['max_wait']:.1f}", waiting)
+        share, *waits = (share, *waits) if row["persons"] else "----"
+        rows.append((row["robots"], row["persons"], rate, share, *asked, *waits, f"{row['solved_per_hour']:.0f}"))
+    return markdown_table(head, rows) + "\n"
 
 
 def _start(recipe: HubRecipe, folder: Path, _: bool, show: Show) -> list[str]:

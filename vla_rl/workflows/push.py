@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
 from vla_rl.common.hub import parse_name
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.tables import markdown_table
 from vla_rl.config import ConfigError
 from vla_rl.data.health import check_datasets
 from vla_rl.data.hub import is_dataset
@@ -23,7 +24,6 @@ from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.report.read import Run, control_of, made_by, read_run
 from vla_rl.evaluation.report.report import warnings_of
-from vla_rl.evaluation.results import SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.workflows.ablate import Ablation
 
@@ -94,8 +94,8 @@ def dataset_card(name: str, folder: Path, license_name: str | None = None) -> st
     ]
     if source.success is not None:
         rows.append(("successes", f"{int(source.success.sum())} of {len(source.success)}"))
-    facts = _table(("", ""), rows)
-    checks = _table(("check", "", "found"), [(c.name, c.status, c.found) for c in check_datasets([folder])])
+    facts = markdown_table(("", ""), rows)
+    checks = markdown_table(("check", "", "found"), [(c.name, c.status, c.found) for c in check_datasets([folder])])
     notes = folder / "collect.json"
     parts = [f"# {name.rpartition('/')[2]}", "A LeRobotDataset v3, written by vla-rl.", facts, "## Checked", checks]
     if notes.is_file():
@@ -132,13 +132,9 @@ def _success(run: Run) -> str:
         return "**Not evaluated.**"
     evaluation = run.after or run.before
     assert evaluation is not None, "one of them is there"
-    rows = [(rate.mode, rate.task or "**all tasks**", _rate(rate)) for rate in evaluation.rates()]
-    table = _table(("mode", "task", "success, 95 % interval"), rows)
+    rows = [(rate.mode, rate.task or "**all tasks**", rate.text()) for rate in evaluation.rates()]
+    table = markdown_table(("mode", "task", "success, 95 % interval"), rows)
     return "\n\n".join([table, evaluation.meta.protocol, *_as_list(warnings_of(run))])
-
-
-def _rate(rate: SuccessRate) -> str:
-    return rate.text()
 
 
 def _as_list(warnings: Sequence[str]) -> list[str]:
@@ -147,39 +143,32 @@ def _as_list(warnings: Sequence[str]) -> list[str]:
 
 def _compared(comparison: Comparison, warnings: Sequence[str]) -> str:
     def row(result: PairedResult) -> tuple[str, ...]:
-        low, high = (f"{100 * end:+.1f}" for end in result.bootstrap)
         return (
             result.mode,
             comparison.label(result) or "**all tasks**",
             f"{100 * result.rate_a:.1f} %",
             f"{100 * result.rate_b:.1f} %",
-            f"{100 * result.difference:+.1f} [{low}, {high}]",
+            f"{100 * result.difference:+.1f} {result.bootstrap.percent('+')}",
             str(result.num_pairs),
             format_p(result.p_value_by_state),
         )
 
     head = ("mode", "task", "before", "after", "points, 95 % interval", "n", comparison.p_name)
     said = [f"On {comparison.env}, {comparison.split} split: {comparison.population}."] if comparison.population else []
-    return "\n\n".join([_table(head, [row(result) for result in comparison.results]), *said, *_as_list(warnings)])
+    return "\n\n".join(
+        [markdown_table(head, [row(result) for result in comparison.results]), *said, *_as_list(warnings)]
+    )
 
 
 def _controls(ablation: Ablation) -> str:
     rows = []
     for gain in ablation.gains:
-        low, high = (f"{100 * end:+.1f}" for end in gain.interval)
-        interval = f"[{low}, {high}]" if len(ablation.seeds) > 2 else "no interval over seeds: needs three"
+        interval = gain.interval.percent("+") if len(ablation.seeds) > 2 else "no interval over seeds: needs three"
         by_seed = ", ".join(f"{100 * one:+.1f}" for one in gain.per_seed)
         rows.append((gain.mode, f"{gain.of} minus {gain.over}", f"{100 * gain.mean:+.1f} {interval}", by_seed))
     return (
-        _table(("mode", "difference", "points", "by seed"), rows)
+        markdown_table(("mode", "difference", "points", "by seed"), rows)
         + f"\n\nn = {ablation.num_episodes} a run and mode. {SEEDS_ALIKE}"
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
     )
 
 

@@ -22,6 +22,7 @@ from real_robot.operator.sim_interventions import OperatorOptions, run_intervent
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.tables import markdown_table
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.data.selection import frames_in
@@ -29,7 +30,7 @@ from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.evaluation.statistics import Interval, wilson_interval
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import RAC
@@ -268,42 +269,39 @@ def _comparisons(evaluations: dict[str, Evaluation]) -> list[dict[str, Any]]:
 def markdown(result: dict[str, Any]) -> str:
     """The rounds and the comparisons as tables."""
     arms = {"rac": "RaC"} | {f"control_{c}": f"control, {c.replace('_', ' ')}" for c in get_args(RacControl)}
-    lines = [
-        "| round | interventions per episode | beyond help | solved alone | recoveries | recovery : correction | "
-        + " | ".join(arms.values())
-        + " |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ("round", "interventions per episode", "beyond help", "solved alone", "recoveries", "recovery : correction")
+    rounds = []
     for row in result["rounds"]:
         low, high = row["interventions_interval"]
         ratio = row["corrections_per_recovery_frame"]
-        lines.append(
-            f"| {row['round']} | {row['interventions_per_episode']:.3f} [{low:.3f}, {high:.3f}], n = {row['episodes']} "
-            f"| {row['beyond_help']} | {row['solved_alone']} | {row['recoveries']} "
-            f"| {'-' if ratio is None else f'1 : {ratio:.2f}'} | "
-            + " | ".join(_percent(row.get(f"{arm}_success")) for arm in arms)
-            + " |"
+        rounds.append(
+            (
+                row["round"],
+                f"{row['interventions_per_episode']:.3f} [{low:.3f}, {high:.3f}], n = {row['episodes']}",
+                *(row[name] for name in ("beyond_help", "solved_alone", "recoveries")),
+                "-" if ratio is None else f"1 : {ratio:.2f}",
+                *(_percent(row.get(f"{arm}_success")) for arm in arms),
+            )
         )
-    by_state = any(row["num_states"] < row["num_pairs"] for row in result["comparisons"])
-    lines += [
-        "",
-        f"| from | to | mode | n | success | difference, points | {'p by state' if by_state else 'McNemar p'} |",
-        "|---|---|---|---|---|---|---|",
+    compared = [
+        (
+            *(row[name] for name in ("a", "b", "mode", "num_pairs")),
+            f"{100 * row['rate_a']:.1f} -> {100 * row['rate_b']:.1f}",
+            f"{100 * row['difference']:+.1f} {Interval(*row['bootstrap']).percent('+')}",
+            format_p(row["p_value_by_state"]),
+        )
+        for row in result["comparisons"]
     ]
-    for row in result["comparisons"]:
-        low, high = row["bootstrap"]
-        lines.append(
-            f"| {row['a']} | {row['b']} | {row['mode']} | {row['num_pairs']} | {100 * row['rate_a']:.1f} -> "
-            f"{100 * row['rate_b']:.1f} | {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
-            f"| {format_p(row['p_value_by_state'])} |"
-        )
-    return "\n".join(lines) + "\n"
+    by_state = any(row["num_states"] < row["num_pairs"] for row in result["comparisons"])
+    p_name = "p by state" if by_state else "McNemar p"
+    table = markdown_table(("from", "to", "mode", "n", "success", "difference, points", p_name), compared)
+    return f"{markdown_table((*head, *arms.values()), rounds)}\n\n{table}\n"
 
 
 def _percent(rate: dict[str, float] | None) -> str:
     if rate is None:
         return "-"
-    return f"{100 * rate['rate']:.1f} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}], n = {rate['n']}"
+    return f"{100 * rate['rate']:.1f} {Interval(rate['low'], rate['high']).percent()}, n = {rate['n']}"
 
 
 def _start(recipe: RacRecipe, folder: Path, _: bool, show: Show) -> list[str]:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import rich
 from pydantic import Field
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.tables import console_table
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
@@ -60,15 +60,9 @@ class Sweep(Config):
         modes = list(dict.fromkeys(mode for row in self.rows for mode in row.rates))
         best, counts = modes[-1], sorted({row.num_episodes for row in self.rows})
         n = f"n = {counts[0]} each" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-        table = Table(
-            title=f"{self.recipe}: {len(self.rows)} runs, {n}, validation split",
-            caption="The best of several is flattered by the choice: confirm it on the eval split, with further seeds.",
-            box=SIMPLE_HEAD,
-        )
-        table.add_column("values", overflow="fold")
-        for mode in modes:
-            table.add_column(f"{mode} %", justify="right", no_wrap=True)
-            table.add_column("gain, 95 % interval", justify="right", no_wrap=True)
+        head = ["values", *(name for mode in modes for name in (f"{mode} %", "gain, 95 % interval"))]
+        note = "The best of several is flattered by the choice: confirm it on the eval split, with further seeds."
+        table = console_table(f"{self.recipe}: {len(self.rows)} runs, {n}, validation split", head, ("values",), note)
         for row in sorted(self.rows, key=lambda row: -row.rates.get(best, 0.0)):
             cells = []
             for mode in modes:

@@ -19,7 +19,7 @@ from world_model.metadata import WorldModelMetadata, content_key, resolve_path
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig, TrustConfig
 from world_model.trust.measure import measure
-from world_model.trust.page.page import save_trust
+from world_model.trust.page import save_trust
 from world_model.trust.report import PAGE_FILE, Provenance
 from world_model.trust.subject import OpenLoop
 from world_model.trust.types import PolicyOutcomes, TrustData

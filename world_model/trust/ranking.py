@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
 from vla_rl.config import Config
 from vla_rl.evaluation.outcomes import rate_figure
 from vla_rl.evaluation.statistics import Figure
@@ -38,7 +38,7 @@ class RankedPolicy(Config):
     judged: Figure
 
 
-class Ranking(Config):
+class Ranking(Saved):
     """Policies, the best in imagination first.
 
     Attributes:
@@ -46,15 +46,12 @@ class Ranking(Config):
         num_states: initial states, the same for all.
     """
 
+    WHAT = "ranking"
+    AGAIN = "Rank again with `vla-rl world-model rank`."
     policies: tuple[RankedPolicy, ...]
     imagined: dict[str, Figure]
     judged: dict[str, Figure]
     num_states: int = Field(description="Initial states that each policy started from.")
-
-    def save(self, path: Path) -> None:
-        """Write JSON, atomically; NaN becomes null."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(path), self.model_dump_json(indent=1) + "\n")
 
     def text(self) -> str:
         """A table for people, and how far to believe it."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.saved import Saved
 from vla_rl.config import Config
 from vla_rl.evaluation.outcomes import Calibration
 from vla_rl.evaluation.statistics import Figure
@@ -21,7 +19,6 @@ from world_model.trust.figures import MAX_AUC_FRAMES, bound_as_text, figure_info
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import PolicyRates
 
-SCHEMA_VERSION = 1
 TRUST_FILE, PAGE_FILE = "trust.json", "trust.html"  # The page is the last file that measuring writes.
 EVAL_COMMAND = "vla-rl world-model eval"
 
@@ -44,7 +41,7 @@ class Provenance(Config):
     command: str = ""
 
 
-class TrustReport(Config):
+class TrustReport(Saved):
     """How far a world model can be trusted.
 
     Attributes:
@@ -57,7 +54,12 @@ class TrustReport(Config):
         not_measured: figure -> why not.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    WHAT = "trust report"
+    ERROR = TrustError
+    AGAIN = (
+        f"Measure how far the world model can be trusted: `{EVAL_COMMAND}`; or set env.trust.ignore=true to train "
+        "without knowing (the run's report will say so)."
+    )
     created: str
     provenance: Provenance
     config: MeasureConfig
@@ -122,37 +124,6 @@ class TrustReport(Config):
             figure=name, value=number, bound=requirement.bound_text(), passed=passed, refuses=refuses, text=text
         )
 
-    def save(self, path: Path) -> None:
-        """Write JSON, atomically; NaN becomes null."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(path), self.model_dump_json(indent=1) + "\n")
-
-    @staticmethod
-    def load(path: Path) -> TrustReport:
-        """Read a report written by `save`.
-
-        Raises:
-            TrustError: missing, not JSON (truncated), of another schema, or with invalid fields.
-        """
-        path = Path(path)
-        again = f"Measure again: `{EVAL_COMMAND}`."
-        if not path.is_file():
-            raise TrustError(
-                f"no trust report at {path}. Measure how far the world model can be trusted first: `{EVAL_COMMAND}`; "
-                "or set env.trust.ignore=true to train without knowing (the run's report will say so)."
-            )
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise TrustError(f"{path}: not valid JSON, truncated or no trust report: {error}. {again}") from None
-        version = values.get("schema_version") if isinstance(values, dict) else None
-        if version != SCHEMA_VERSION:
-            raise TrustError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA_VERSION}. {again}")
-        try:
-            return TrustReport.model_validate(values)
-        except ValidationError as error:
-            raise TrustError(f"{path}: no usable trust report: {_first_problem(error)}. {again}") from None
-
 
 def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:
     """Decide whether RL may start in a world model.
@@ -196,8 +167,3 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
         warnings=warnings,
         trust_horizon=horizon,
     )
-
-
-def _first_problem(error: ValidationError) -> Any:
-    first = error.errors()[0]
-    return f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']} (found {first['input']!r:.60})"

@@ -18,17 +18,17 @@ from real_robot.failure.measure import (
     draw_scores,
     evaluate,
     measure,
-    roc_auc,
     weighted_mean,
 )
+from vla_rl.evaluation.signal import weighted_auc
 
 
 def test_roc_auc_by_hand_with_ties_and_weights() -> None:
     scores, failed = np.array([1.0, 2.0, 2.0, 3.0]), np.array([False, False, True, True])
-    assert roc_auc(scores, failed) == pytest.approx([3.5 / 4])
+    assert weighted_auc(scores, failed, np.ones((1, len(scores)))) == pytest.approx([3.5 / 4])
     two_resamples = np.array([[1.0, 0, 1, 1], [0, 1, 1, 0]])
-    assert roc_auc(scores, failed, two_resamples) == pytest.approx([1, 0.5])
-    assert np.isnan(roc_auc(scores, failed, np.array([[1.0, 1, 0, 0]]))[0])
+    assert weighted_auc(scores, failed, two_resamples) == pytest.approx([1, 0.5])
+    assert np.isnan(weighted_auc(scores, failed, np.array([[1.0, 1, 0, 0]]))[0])
 
 
 def test_weighted_mean_by_hand() -> None:

@@ -121,7 +121,7 @@ def keyframe_file(folder: Path, count: int = 5, **changes: Any) -> Path:
     ("text", "message"),
     [
         (None, "keyframes not found"),
-        ('{"schema_version": 1, "sour', "not valid JSON, or truncated"),
+        ('{"schema_version": 1, "sour', "not valid JSON, truncated"),
         ('{"schema_version": 9}', "schema_version is 9"),
         ('{"schema_version": 1, "sources": [], "keyframes": []}', "no usable keyframes: keyframes"),
     ],

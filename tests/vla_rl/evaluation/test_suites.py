@@ -66,7 +66,7 @@ def test_files_read_back_and_print(tmp_path: Path) -> None:
     assert heads == "Policy & Spatial & Object & 90 & average of 2 & average of 3 \\\\"
     assert row.startswith("oft\\_7b & 90.0 {\\scriptsize [59.6, 98.2]} & 25.0 ") and row.endswith("\\\\")
     (tmp_path / "suites.json").write_text('{"schema_version": 1, "name": "x"}')
-    with pytest.raises(EvaluationError, match=r"suites\.json: not usable"):
+    with pytest.raises(EvaluationError, match=r"suites\.json: no usable suites' results: env"):
         SuiteResults.load(tmp_path / "suites.json")
 
 

@@ -94,7 +94,7 @@ def test_the_folder_holds_all_that_came_of_the_run(whole, policy):
     }
     assert read_yaml(whole / "config.yaml")["policy"]["path"] == str(policy)
     assert "git_commit" in json.loads((whole / "versions.json").read_text())
-    assert {p.name for p in (whole / "evaluations").iterdir()} == {"base.json", "base.png", "final.json", "final.png"}
+    assert {p.name for p in (whole / "evaluations").iterdir()} == {"base.json", "final.json"}
     base, final = (Evaluation.load(whole / "evaluations" / f"{name}.json") for name in ("base", "final"))
     assert (base.meta.name, final.meta.name, final.meta.split) == ("base", "final", "eval")
     assert base.meta.policy_hash == policy_hash(policy) and final.meta.policy_hash == policy_hash(whole / "policy")

@@ -15,7 +15,7 @@ from block_toy import BlockWorldModel, episodes
 from vla_rl.evaluation.statistics import Figure
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig, TrustConfig
 from world_model.trust.measure import Measured, measure
-from world_model.trust.page.page import save_trust, write_page
+from world_model.trust.page import save_trust, write_page
 from world_model.trust.report import PAGE_FILE, Provenance, TrustError, TrustReport, admit
 from world_model.trust.types import PolicyOutcomes, TrustData
 
@@ -51,11 +51,11 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_missing_report_refuses(tmp_path: Path) -> None:
-    with pytest.raises(TrustError, match=r"no trust report at .*trust.json.*world-model eval.*env\.trust\.ignore=true"):
+    with pytest.raises(TrustError, match=r"trust report not found: .*world-model eval.*env\.trust\.ignore=true"):
         admit(TrustConfig(), tmp_path / "trust.json")
     admission = admit(TrustConfig(ignore=True), tmp_path / "trust.json")
     assert admission.ignored
-    assert "no trust report" in admission.problem
+    assert "trust report not found" in admission.problem
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_missing_report_refuses(tmp_path: Path) -> None:
 def test_an_unusable_report_refuses(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trust.json"
     path.write_text(text)
-    with pytest.raises(TrustError, match=f"{message}.*Measure again"):
+    with pytest.raises(TrustError, match=f"{message}.*world-model eval"):
         admit(TrustConfig(), path)
 
 

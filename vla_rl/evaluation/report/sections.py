@@ -24,6 +24,7 @@ from vla_rl.evaluation.report.charts import BLUE, GRAY, Bar, bar_chart
 from vla_rl.evaluation.report.read import Suites
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.robustness import Robustness
+from vla_rl.evaluation.statistics import Interval
 from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.evaluation.verdict import changed_tasks
 from vla_rl.evaluation.video import embedded
@@ -102,10 +103,9 @@ def perturbed(folder: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for rate in found.rates:
-        low, high = (f"{100 * end:.1f}" for end in rate.interval)
-        less = ", ".join(f"{100 * end:+.1f}" for end in rate.bootstrap)
-        cells = [f"{100 * rate.rate:.1f} %", f"[{low}, {high}]"]
-        cells += [f"{100 * rate.difference:+.1f} [{less}]", format_p(rate.p_value)] if rate.level else ["", ""]
+        less = f"{100 * rate.difference:+.1f} {rate.bootstrap.percent('+')}"
+        cells = [f"{100 * rate.rate:.1f} %", rate.interval.percent()]
+        cells += [less, format_p(rate.p_value)] if rate.level else ["", ""]
         name = f"{rate.axis}, level {rate.level}" if rate.level else "clean"
         rows.append({"mode": rate.mode, "name": name, "clean": not rate.level, "cells": [*cells, rate.num_episodes]})
     return rows
@@ -156,13 +156,8 @@ def suite_headline(results: SuiteResults) -> list[tuple[str, str]]:
             if rate.is_average
             else (f"is {100 * rate.rate:.1f} % on {rate.label}")
         )
-        low, high = rate.interval
-        lines.append(
-            (
-                f"{mode.capitalize()} success of {results.name} {over}.",
-                f"95 % interval [{100 * low:.1f}, {100 * high:.1f}], n = {rate.num_episodes}, {rate.num_tasks} tasks.",
-            )
-        )
+        evidence = f"95 % interval {rate.interval.percent()}, n = {rate.num_episodes}, {rate.num_tasks} tasks."
+        lines.append((f"{mode.capitalize()} success of {results.name} {over}.", evidence))
     return lines
 
 
@@ -266,7 +261,7 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
         "newest": _newest(row.get("newest")),
         "imagined": _imagined(row),
         "gate": row.get("verdict") or "–",
-        "real": [f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" for rate, low, high in row["real"].values()],
+        "real": [f"{100 * rate:.1f} % {Interval(*ends).percent()}" for rate, *ends in row["real"].values()],
     }
 
 

@@ -18,8 +18,8 @@ from vla_rl.evaluation.dataset_page import _draw_lengths
 from vla_rl.evaluation.recorded import Track, action_errors, draw_steps, draw_track
 from vla_rl.evaluation.report.charts import BLUE, Line, line_chart
 from world_model.trust.measures.metrics import Curve
-from world_model.trust.page.charts import Line as TrustLine
-from world_model.trust.page.charts import curves_chart
+from world_model.trust.page import Line as TrustLine
+from world_model.trust.page import curves_chart
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5, 20, 137])

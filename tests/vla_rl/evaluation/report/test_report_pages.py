@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "vla_rl/evaluation/report/page.html"
 TEMPLATES = (
     "vla_rl/evaluation/report/report_template.html",
-    "world_model/trust/page/trust_page.html",
+    "world_model/trust/trust_page.html",
     "real_robot/failure/failure_page.html",
     "vla_rl/workflows/gpu_bench/page_template.html",
 )

@@ -1,1 +1,0 @@
-"""The trust page and its charts."""
