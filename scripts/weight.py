@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(98_463, 82_000),
-    "files": Limit(576, 520),
+    "lines": Limit(98_099, 82_000),
+    "files": Limit(575, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(848, 850),
@@ -54,8 +54,8 @@ LIMITS = {
     "first floor of sim": Limit(18, 18),
     "first floor of world_model": Limit(16, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(147, 150),
-    "of them, of our own modules": Limit(58, None),
+    "function-level imports": Limit(141, 150),
+    "of them, of our own modules": Limit(54, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
