@@ -11,8 +11,8 @@ import torch
 
 from vla_rl.algorithms.learner import Learner
 from vla_rl.interfaces import Policy
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
-from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import TrainRecipe, check, load_recipe
 from vla_rl.workflows.gpu_bench import large_flow
@@ -55,10 +55,11 @@ class Published:
     def build(self, recipe: TrainRecipe, device: torch.device, is_full: bool) -> Policy:
         """Its policy with fresh weights, drawn on the device itself where it is a GPU."""
         spec, policy = recipe.env.env_spec(), recipe.policy
-        if isinstance(policy, OpenVLAOptions):
+        if not isinstance(policy, LeRobotOptions):
             return policy.build(spec, device, recipe.seed)
         chosen = {name: getattr(policy, name) for name in policy.model_fields_set - {"path", "camera_map"}}
-        return large_flow.on_device(self.kind, is_full, device, spec, cameras=spec.cameras, **chosen)
+        chosen |= {"cameras": spec.cameras, "lora": policy.lora, "trainable": policy.trainable}
+        return large_flow.on_device(self.kind, is_full, device, spec, **chosen)
 
 
 RECIPES = {
@@ -95,6 +96,5 @@ def _two_updates(sheet: Sheet, name: str) -> None:
 
     peak = peak_bytes(run, device)
     sheet.add(f"{name}: norm of the smaller gradient", min(norm for _, norm in found), "", MOVES)
-    decisions = 16 if sheet.is_full else 4
-    sheet.add(f"{name}: second update, of {decisions} decisions", 1000 * found[1][0], "ms", note="host's work included")
+    sheet.add(f"{name}: second update, of {16 if sheet.is_full else 4} decisions", 1000 * found[1][0], "ms")
     sheet.add(f"{name}: peak memory", peak / 1024**3, "GiB")
