@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from vla_rl.cli.options import Overrides, RecipeName, Resume, check_writable, say
-from vla_rl.cli.running import load, start
+from vla_rl.cli.running import load, load_run, start
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
-from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.headroom import headroom
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
@@ -150,10 +149,11 @@ def reproduce(
     if name is None:
         typer.echo("\n".join([*listing(), next_command("reproduce", "NAME", what="what it takes")]))
         return
-    packet, folder = packet_of(name), output or Path("runs") / name
-    typed, goes_on = overrides or [], is_run and resume
-    settings = typed if goes_on else [*packet.overrides, *typed]
-    loaded = load(str(RunFolder(folder).config) if goes_on else packet.recipe, settings, ANY, runs=is_run)
+    packet, folder, typed = packet_of(name), output or Path("runs") / name, overrides or []
+    if is_run and resume:
+        loaded = load_run(None, typed, folder, resume, ANY)
+    else:
+        loaded = load(packet.recipe, [*packet.overrides, *typed], ANY, runs=is_run)
     if is_run:
         start(run_of(name), loaded, folder, resume)
     else:

@@ -107,6 +107,7 @@ def test_torchrun_takes_none_of_its_options_for_an_own() -> None:
 
 
 def test_the_claim_comes_first_and_the_row_last(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "runs/tiny holds no earlier run" in call("tiny", "--execute", "--resume").output
     monkeypatch.setattr(WatchedConfig, "is_cut", True)
     cut = call("tiny", "env.num_envs=2", "--execute")
     assert (
