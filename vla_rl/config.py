@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import logging
 import math
 import re
@@ -21,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from vla_rl.common.errors import ConfigError, check_packages
+from vla_rl.common.errors import ConfigError
 from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
 from vla_rl.common.validation_errors import SectionError, explain
 
@@ -93,7 +94,7 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     Raises:
         ConfigError: unknown name, or a class that cannot be imported or extends another base.
     """
-    check_packages(OUR_PACKAGES)
+    check_packages()
     known, base = (RUNS, RUNS["eval"]) if section == "run" else (KINDS[section], BASES[section])
     field = "run" if section == "run" else f"{name or section}.kind"
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
@@ -107,6 +108,21 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
         what = "kind of run" if section == "run" else f"{section} section"
         raise ConfigError(f"{field}: {target!r} is no {what}; it must be a class that extends {base.replace(':', '.')}")
     return found
+
+
+def check_packages() -> None:
+    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us."""
+    ours = Path(__file__).resolve().parents[1]
+    for name in OUR_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        found = next((path for path in map(Path, places) if path.exists()), None)
+        if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
+            raise ConfigError(
+                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. Rename or "
+                f"move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, and with "
+                "`python -m` the current one)."
+            )
 
 
 def _unknown_kind(field: str, kind: object, known: Mapping[str, str]) -> ConfigError:

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from vla_rl import __version__
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from vla_rl.common.distributed.process_group import check_command, num_launched
-from vla_rl.common.errors import ConfigError, check_packages
+from vla_rl.common.errors import ConfigError
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
@@ -130,7 +130,9 @@ EXTRAS = {"websockets": "robot", "rosbags": "ros"}
 
 def loaded(name: str) -> Any:
     """Return a command or group of `COMMANDS`, of its file, which is imported; a ConfigError names a package amiss."""
-    check_packages(OUR_PACKAGES)
+    from vla_rl.config import check_packages
+
+    check_packages()
     try:
         group = typer.main.get_group(import_module(f"{__package__}.{COMMANDS[name][0]}").app)
     except ModuleNotFoundError as error:

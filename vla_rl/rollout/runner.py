@@ -173,8 +173,8 @@ def draw_chunk(
 def evaluation_mode(policy: Policy | None) -> Iterator[None]:
     """Dropout and the like off inside the block; each of the policy's modules is put back in its mode afterwards."""
     training = [] if policy is None else [module for module in policy.modules() if module.training]
-    if policy is not None and training:
-        policy.eval()
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
