@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(98_099, 82_000),
+    "lines": Limit(98_096, 82_000),
     "files": Limit(575, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -60,7 +60,7 @@ LIMITS = {
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
     "lines to the loss": Limit(1_450, 1_100),
-    "files to the loss": Limit(22, 18),
+    "files to the loss": Limit(21, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(86, 75),
     "slow tests": Limit(None, None),

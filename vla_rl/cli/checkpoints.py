@@ -11,6 +11,7 @@ import typer
 
 from real_robot.operator.hub.hub_log import read_log, shares
 from vla_rl.cli.options import check_writable, say
+from vla_rl.common.distributed.process_group import check_device
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
 from vla_rl.common.progress import read_status
@@ -71,7 +72,6 @@ def merge(
     check_writable(output)
     import torch
 
-    from vla_rl.common.distributed.process_group import check_device
     from vla_rl.policies.base import resolve_path
     from vla_rl.policies.openvla.merge import merge as run_merge
 
