@@ -12,6 +12,7 @@ from libero_setup import needs_library
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vla_rl.config import find_recipe, read_yaml, recipes_folder
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.lora import is_adapter
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.memory import estimate, skeleton
@@ -101,14 +102,14 @@ def test_openvlas_losses_are_traced_forward_and_backward_at_full_size(name):
 @pytest.mark.parametrize(("name", "size"), [("smolvla_libero_grpo", "SmolVLA"), ("pi0_libero_grpo", "pi0")])
 def test_flow_policies_have_the_published_sizes_and_train_what_their_recipe_says(name, size):
     recipe = RECIPES[name].load()
-    policy = RECIPES[name].build(recipe, META, True)
+    policy, options = RECIPES[name].build(recipe, META, True), cast(LeRobotOptions, recipe.policy)
     # PaliGemma's head is its embedding.
     known = {n: p for n, p in policy.named_parameters() if not n.endswith("paligemma.lm_head.weight")}
     adapters = {n for n in known if is_adapter(n)}
     assert sum(p.numel() for n, p in known.items() if n not in adapters) == SIZES[size].parameters
-    assert policy.chunk_size == recipe.policy.num_actions and policy.cameras == recipe.env.cameras
+    assert policy.chunk_size == options.num_actions and policy.cameras == recipe.env.env_spec().cameras
     trained = {n for n, p in known.items() if p.requires_grad}
-    if recipe.policy.lora is not None:
+    if options.lora is not None:
         assert trained == adapters and sum(known[n].numel() for n in adapters) == SIZES[size].adapters
     else:
         assert not adapters and trained and not any(".vlm.model.vision_model." in n for n in trained)

@@ -19,7 +19,9 @@ from vla_rl.config import build_component
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
+from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.rollout.runner import collect
+from vla_rl.training.memory import MemoryEstimate, estimate
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.gpu_bench.command import finish
 from vla_rl.workflows.gpu_bench.drawn import DrawnOpenVLAConfig, DrawnRewardConfig
@@ -114,16 +116,28 @@ def test_the_gpus_share_is_sampled_while_a_block_runs(tmp_path, monkeypatch):
     assert samples == []
 
 
+def estimate_as_without_the_device(recipe: TrainRecipe) -> MemoryEstimate:
+    """The pretend device swaps what modules move, which tensors that are watched refuse."""
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        return estimate(recipe)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+
 @pytest.mark.slow
 @needs_assets
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("device", ["cpu", "pretend"])
-def test_a_whole_iteration_in_libero_and_its_stages_sum_to_the_whole(device, tmp_path):
+def test_a_whole_iteration_in_libero_and_its_stages_sum_to_the_whole(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(rl7b, "estimate", estimate_as_without_the_device)
     results = open_results(tmp_path, "tiny", "cpu", resume=False)
     with pretending() if device == "pretend" else nullcontext():
         run_inside(results, "rl7b", device, 600)
     record = results.parts["rl7b"]
     assert record.errors == [] and record.state == "done" and not record.pending and finish(results) == 0
-    rows = {row.what: row.value for row in record.rows}
+    rows = {row.what: row.value for row in record.rows if row.value is not None}
     stages = [row.what for row in record.rows if "% of the whole" in row.note]
     assert {"simulation", "rendering", "image chain", "act", "update", "optimizer", "weights to disk"} < set(stages)
     assert sum(rows[stage] for stage in stages) == pytest.approx(rows["the whole"])
@@ -131,4 +145,4 @@ def test_a_whole_iteration_in_libero_and_its_stages_sum_to_the_whole(device, tmp
     inside = ("simulation", "rendering", *rl7b.STAGES.values())
     assert sum(rows[stage] for stage in inside) == pytest.approx(rows["an iteration"])
     assert rows["plan of an iteration: off by"] >= 0 and rows["plan of the memory: off by"] >= 0
-    assert "what" not in rows and "act" in (tmp_path / "report.html").read_text()
+    assert "share that no stage tells" in (tmp_path / "report.html").read_text()
