@@ -56,7 +56,7 @@ def evaluate(
     styles = _styles(style or ())
     check_writable(output)
     loaded, data = load(recipe, overrides, FIT), (held_out, policy or (), train or ())
-    page = measure_world_model(loaded, Path(world_model), *data, styles, output)
+    page = measure_world_model(loaded, Path(world_model), *data, styles, output, replays=True)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
 

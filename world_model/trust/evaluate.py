@@ -34,7 +34,7 @@ def measure_trust(
     held_out: Sequence[Path],
     policies: Sequence[PolicySuccess] = (),
     *,
-    acting: PolicySuccess | None = None,
+    acting: PolicyOutcomes | None = None,
     train: Sequence[Path] = (),
     styles: Mapping[str, Path] | None = None,
     imagination: ImaginationConfig | None = None,
@@ -49,7 +49,7 @@ def measure_trust(
     Args:
         held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
         policies: name, names of initial states, real and imagined success from each.
-        acting: the same of the policy that RL starts from, with its held-out episodes as the real ones.
+        acting: of the policy that RL starts from, with its held-out episodes as the real ones.
         train: other datasets, that the inverse dynamics learns from; empty takes half of the held-out episodes.
         styles: name -> dataset of episodes with another look.
         imagination: how the environment imagines. trust: what is required of it. None takes the defaults.
@@ -84,7 +84,7 @@ def measure_trust(
             train=[episode for dataset in learned for episode in episodes(dataset)],
             styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
             policies=[_outcomes(*policy) for policy in policies],
-            acting=None if acting is None else _outcomes(*acting),
+            acting=acting,
         ),
         config,
         _provenance(world_model, held_out, datasets, chunk_frames),

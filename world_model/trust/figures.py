@@ -103,6 +103,21 @@ FIGURES: dict[str, FigureInfo] = {
         "The policy that RL starts from acts in imagination, from where its held-out episodes began. Far above zero it "
         "is shown an easier world than the real one, and learns what does not carry over.",
     ),
+    "acting_auc": FigureInfo(
+        OUTCOMES,
+        "Order of successes and failures, the policy acting (AUC)",
+        "number",
+        "The policy acts in imagination, and a simulator executes the same actions: of an episode that succeeds there "
+        "and one that fails, how often is the first paid more? Logged actions follow what the policy saw, and so tell "
+        "the outcome; these follow what was imagined.",
+    ),
+    "acting_order": FigureInfo(
+        OUTCOMES,
+        "Order within an initial state, the policy acting",
+        "number",
+        "Correlation of what imagination pays with what the same actions lead to in a simulator, among episodes of the "
+        "same initial state: what GRPO learns from. 1 is as good as the truth, 0 is noise.",
+    ),
     "auc": FigureInfo(
         OUTCOMES,
         "Order of successes and failures (AUC)",

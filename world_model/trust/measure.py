@@ -39,6 +39,9 @@ from world_model.types import LoggedEpisode, collate
 POLICY_FIGURES = ("pearson", "spearman", "mmrv", "policy_agreement", "policy_gap")
 _INVERSE_FIGURES = ("inverse_error_real", "inverse_error_imagined", "inverse_error_ratio")
 _CALIBRATION_BINS = 10
+NO_GROUPS = (
+    "no two held-out episodes share an initial state; collect them in groups (loop.held_out_group, collect.group_size)"
+)
 BATCH_SIZE = 16  # Episodes imagined at a time; the figures do not depend on it.
 ACTION_FRAMES = 6  # Imagined with other actions; later ones are off anyhow.
 NUM_CLIPS = 3  # Imagined-beside-real clips of each kind: success, failure, false and missed success.
@@ -143,10 +146,21 @@ def _acting_figures(data: TrustData, not_measured: dict[str, str]) -> dict[str, 
         figures |= policy_figures(data.policies)
     else:
         not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
-    if data.acting is not None:
-        figures["acting_gap"] = policy_rates(data.acting).gap
+    if (acting := data.acting) is None:
+        none = "no held-out episodes of the recipe's own policy, from an environment's states"
+        not_measured |= dict.fromkeys(("acting_gap", "acting_auc", "acting_order"), none)
+        return figures
+    figures["acting_gap"] = policy_rates(acting).gap
+    if acting.worth is None or acting.caused is None:
+        none = "`vla-rl world-model eval` measures it where env.first_frames is a simulator"
+        not_measured |= dict.fromkeys(("acting_auc", "acting_order"), none)
+        return figures
+    groups = np.unique(np.asarray(acting.starts), return_inverse=True)[1]
+    figures["acting_auc"] = auc_figure(acting.worth, acting.caused, groups)
+    if (order := group_correlation(acting.worth, acting.caused, groups)) is None:
+        not_measured["acting_order"] = NO_GROUPS
     else:
-        not_measured["acting_gap"] = "no held-out episodes of the recipe's own policy, from an environment's states"
+        figures["acting_order"] = order
     return figures
 
 
@@ -288,10 +302,7 @@ def _signal_figures(done: Replay, groups: np.ndarray, not_measured: dict[str, st
     for name, reward in rewards.items():
         found = group_correlation(reward, real, groups)
         if found is None:
-            not_measured[name] = (
-                "no two held-out episodes share an initial state; collect them in groups (loop.held_out_group, "
-                "collect.group_size)"
-            )
+            not_measured[name] = NO_GROUPS
         else:
             figures[name] = found
     if done.disagreement is not None:

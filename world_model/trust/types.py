@@ -105,12 +105,16 @@ class PolicyOutcomes:
         name: for people.
         starts: E names of initial states; of several policies each once, the same for every policy.
         real, imagined: bool (E,), success.
+        worth: float64 (E,), what the imagined episodes are paid.
+        caused: bool (E,), what their actions lead to in a simulator, from the same initial states; None: not executed.
     """
 
     name: str
     starts: Sequence[str]
     real: np.ndarray
     imagined: np.ndarray
+    worth: np.ndarray | None = None
+    caused: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

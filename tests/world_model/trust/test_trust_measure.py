@@ -44,7 +44,9 @@ def good() -> Measured:
     starts = [f"s{i}" for i in range(50)]
     outcomes = [np.arange(50) < k for k in (10, 20, 40)]
     policies = [PolicyOutcomes(f"policy {i}", starts, o, o) for i, o in enumerate(outcomes)]
-    data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies, policies[1])
+    twice, paid = [f"s{i % 25}" for i in range(50)], outcomes[1].astype(float)
+    acting = PolicyOutcomes("policy", twice, outcomes[1], outcomes[1], paid, outcomes[1])
+    data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies, acting)
     return measure(BlockWorldModel(), data, MeasureConfig(inverse_updates=150))
 
 
@@ -104,6 +106,21 @@ def test_a_world_model_that_flatters_the_policy_is_refused(imagined: int, refuse
     assert gap.value == pytest.approx((imagined - 16) / 40) and gap.low < gap.value < gap.high
     (verdict,) = (v for v in report.check(TrustConfig().require) if v.figure == "acting_gap")
     assert verdict.refuses is refused and ("the policy acting" in verdict.text)
+
+
+def test_the_order_of_what_a_policy_does_in_imagination_is_that_of_what_it_leads_to() -> None:
+    """Two states of four episodes: within the first payment follows the truth, within the second half of it does."""
+    starts, caused = ["a"] * 4 + ["b"] * 4, np.array([1, 1, 0, 0, 1, 1, 0, 0], bool)
+    worth = np.array([0.9, 0.9, 0.1, 0.1, 0.9, 0.1, 0.9, 0.1])
+    acting = PolicyOutcomes("policy", starts, caused, worth > 0.5, worth, caused)
+    report = measure(BlockWorldModel(), TrustData(HELD_OUT[:6], acting=acting), QUICK).report
+    assert report.figures["acting_order"].value == pytest.approx(0.5)
+    assert report.figures["acting_auc"].value == pytest.approx(0.75)
+    apart = replace(acting, starts=list("abcdefgh"), caused=None)
+    report = measure(BlockWorldModel(), TrustData(HELD_OUT[:6], acting=apart), QUICK).report
+    assert "measures it where env.first_frames is a simulator" in report.not_measured["acting_order"]
+    report = measure(BlockWorldModel(), TrustData(HELD_OUT[:6], acting=replace(apart, caused=caused)), QUICK).report
+    assert "share an initial state" in report.not_measured["acting_order"] and "acting_auc" in report.figures
 
 
 def test_another_style_is_told_apart(good: Measured) -> None:

@@ -7,14 +7,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rich
 
+from sim.base import SimConfig
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import read_notes
 from vla_rl.data.keyframes import split_start
 from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.interfaces import VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
@@ -33,6 +36,9 @@ from world_model.data.keyframes import mine_keyframes as mine
 from world_model.data.styled import write_style_sheet
 from world_model.env.config import WorldModelEnvConfig
 from world_model.trust.evaluate import PolicySuccess, measure_trust
+from world_model.trust.types import PolicyOutcomes
+
+NEVER = 1 - 1e-7  # As `stop_probability`: no episode ends by it.
 
 
 def measure_world_model(
@@ -43,6 +49,7 @@ def measure_world_model(
     train: Sequence[Path] = (),
     styles: Mapping[str, Path] | None = None,
     folder: Path | None = None,
+    replays: bool = False,
 ) -> Path:
     """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder, returns the page.
 
@@ -52,6 +59,7 @@ def measure_world_model(
         train: datasets of the same robot for the inverse dynamics, such as those that it was fitted on.
         styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
+        replays: execute what the policy does in imagination in the simulator of `env.first_frames` as well.
     """
     limit_threads(recipe)
     section = world_model_section(recipe)
@@ -65,7 +73,7 @@ def measure_world_model(
         world_model,
         held_out,
         outcomes,
-        acting=env and success_as_recorded(recipe, world_model, held_out),
+        acting=env and success_as_recorded(recipe, world_model, held_out, replays),
         train=train,
         styles=styles,
         imagination=env and env.imagination,
@@ -96,8 +104,9 @@ def imagined_env(recipe: Recipe, world_model: Path) -> WorldModelEnvConfig:
     """Return the recipe's environment with this world model in it, whatever its trust: not limited by its horizon."""
     own = imagining(recipe)
     env = type(own).model_validate(own.model_dump() | {"path": str(world_model), "trust": {"ignore": True}})
-    # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after.
-    changes: dict[str, Any] = {"action_penalty": 0.0, "branch_frames": None}
+    # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after. A
+    # probable success ends nothing: what comes after it may undo it, and actions that are cut short lead nowhere.
+    changes: dict[str, Any] = {"action_penalty": 0.0, "branch_frames": None, "stop_probability": NEVER}
     if env.imagination.horizon is None:
         changes["horizon"] = max(env.env_spec().horizon.values())
     return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})
@@ -121,11 +130,16 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
     return policy, [start for start, _, _ in pairs], [r.success for _, r, _ in pairs], [i.success for _, _, i in pairs]
 
 
-def success_as_recorded(recipe: Recipe, world_model: Path, datasets: Sequence[Path]) -> PolicySuccess | None:
+def success_as_recorded(
+    recipe: Recipe, world_model: Path, datasets: Sequence[Path], replays: bool = False
+) -> PolicyOutcomes | None:
     """Return the recipe's policy's success in its recorded real episodes, and in imagination from where they began.
 
     Each initial state is begun from as often, at the same temperature. None where no dataset is of this policy's own
     episodes, all from `train` states of the environment.
+
+    Args:
+        replays: also what the imagined episodes' actions lead to in the simulator of their first frames, if it is one.
     """
     name, env_config = policy_version(recipe), imagined_env(recipe, world_model)
     spec, states, real, temperatures = env_config.env_spec(), [], [], set()
@@ -145,8 +159,35 @@ def success_as_recorded(recipe: Recipe, world_model: Path, datasets: Sequence[Pa
     policy = build_policy(recipe, env_spec(recipe))
     with closing(build_env(env_config)) as env:
         imagined = collect(policy, env, specs, temperature=temperatures.pop(), seed=recipe.seed)
-    kept = [(_start(e), r, e.success) for r, e in zip(real, imagined, strict=True) if not e.lost]
-    return name, [start for start, _, _ in kept], [r for _, r, _ in kept], [i for _, _, i in kept]
+    real = [success for success, episode in zip(real, imagined, strict=True) if not episode.lost]
+    imagined = [episode for episode in imagined if not episode.lost]
+    starts, success = [_start(episode) for episode in imagined], np.array([episode.success for episode in imagined])
+    worth = np.array([episode.total_reward for episode in imagined])
+    caused = None
+    if replays and isinstance(env_config.first_frames, SimConfig):  # Never a robot.
+        with closing(build_env(recipe.rollout.placed(env_config.first_frames))) as simulator:
+            caused = outcomes_of_actions(simulator, imagined)
+    return PolicyOutcomes(name, starts, np.array(real), success, worth, caused)
+
+
+def outcomes_of_actions(env: VecEnv, episodes: Sequence[Episode]) -> np.ndarray:
+    """Execute each episode's actions in an environment, from its initial state; bool (E,), whether that succeeds.
+
+    What is seen there changes nothing of what is done. An episode that breaks counts as failed.
+    """
+    success = np.zeros(len(episodes), bool)
+    for begin in range(0, len(episodes), env.num_envs):
+        part = episodes[begin : begin + env.num_envs]
+        going = list(range(len(part)))
+        env.reset([episode.spec for episode in part], going)
+        for number in range(max(episode.num_chunks for episode in part)):
+            going = [i for i in going if number < part[i].num_chunks]
+            if not going:
+                break
+            result = env.step(np.stack([part[i].chunks.actions[number] for i in going]), going)
+            success[[begin + i for i in going]] |= result.success & ~result.lost
+            going = [i for i, done in zip(going, result.done, strict=True) if not done]
+    return success
 
 
 def paired[E: (Episode, EpisodeRecord)](real: Sequence[E], imagined: Sequence[E]) -> list[tuple[str, E, E]]:

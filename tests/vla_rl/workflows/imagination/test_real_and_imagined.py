@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from sim.dummy import DummyConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.interfaces import Policy
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import LocalRolloutConfig
-from vla_rl.workflows.imagination.measure_trust import imagined_env, paired, success_in_both
+from vla_rl.types import ActionChunk, EpisodeSpec, Observation
+from vla_rl.workflows.imagination.measure_trust import imagined_env, outcomes_of_actions, paired, success_in_both
 from world_model.metadata import resolve_path
 
 MODULE = "vla_rl.workflows.imagination.measure_trust"
@@ -54,3 +63,23 @@ def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pyte
     name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]
     assert name == "policy" and list(starts) == [f"stack/validation/{i}" for i in (0, 1, 4)]
     assert real == [False, True, False] and imagined == [True, False, True]
+
+
+class Wanderer(nn.Module, Policy):
+    """Draws its actions blindly."""
+
+    chunk_size, action_dim, cameras, uses_state = 4, 7, ("agentview",), False
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        return ActionChunk(2 * torch.rand(obs.batch_size, 4, 7, generator=generator).numpy() - 1)
+
+
+def test_actions_executed_again_lead_where_they_led_and_elsewhere_from_another_state() -> None:
+    specs = [EpisodeSpec("reach_red", "train", index) for index in range(24)]
+    with closing(DummyConfig(tasks=("reach_red",), num_workers=0).build(5)) as env:
+        episodes = collect(cast(Any, Wanderer()), env, specs, seed=0)
+        outcomes = [episode.success for episode in episodes]
+        assert 3 < sum(outcomes) < 21
+        np.testing.assert_array_equal(outcomes_of_actions(env, episodes), outcomes)
+        moved = [replace(e, spec=other) for e, other in zip(episodes, specs[1:] + specs[:1], strict=True)]
+        assert (outcomes_of_actions(env, moved) != outcomes).any()
