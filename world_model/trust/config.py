@@ -82,7 +82,6 @@ DEFAULT_REQUIRE: dict[str, dict[str, Any]] = {
     "skill": {"above": 0.0},
     "trust_horizon": {"above": 0.0},
     "acting_gap": {"at_most": 0.20, "limit": "value", "otherwise": "refuse_if_measured"},
-    "acting_order": {"above": 0.0, "otherwise": "refuse_if_measured"},
     "false_success": {"at_most": 0.10, "otherwise": "warn"},
     "calibration_error": {"at_most": 0.05, "limit": "value", "otherwise": "warn"},
     "outcome_flips": {"at_most": 0.30, "otherwise": "warn"},
@@ -118,10 +117,10 @@ class TrustConfig(Config):
     require: Annotated[dict[str, Requirement], BeforeValidator(_over_defaults)] = Field(
         default={},
         description="Figure -> bound. What is given is laid over the defaults: auc above 0.5, informedness above 0.1, "
-        "action_gain above 1.2, skill above 0, trust_horizon above 0, acting_gap at_most .20 (the value) and "
-        "acting_order above 0 (both if measured) refuse; false_success at_most .10, calibration_error at_most .05, "
-        "outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn; informedness warns where "
-        "env.imagination.reward needs no threshold. null removes one.",
+        "action_gain above 1.2, skill above 0, trust_horizon above 0, acting_gap at_most .20 (the value, if measured) "
+        "refuse; false_success at_most .10, calibration_error at_most .05, outcome_flips at_most .30, pearson above "
+        ".9, policy_gap at_most .10 warn; informedness warns where env.imagination.reward needs no threshold. null "
+        "removes one.",
     )
     ignore: bool = Field(
         default=False, description="Train all the same where trust is missing or fails; the run's report then says so."

@@ -105,7 +105,7 @@ def imagined_env(recipe: Recipe, world_model: Path) -> WorldModelEnvConfig:
     own = imagining(recipe)
     env = type(own).model_validate(own.model_dump() | {"path": str(world_model), "trust": {"ignore": True}})
     # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after. A
-    # probable success ends nothing: what comes after it may undo it, and actions that are cut short lead nowhere.
+    # probable success ends nothing: actions that are cut short lead nowhere.
     changes: dict[str, Any] = {"action_penalty": 0.0, "branch_frames": None, "stop_probability": NEVER}
     if env.imagination.horizon is None:
         changes["horizon"] = max(env.env_spec().horizon.values())
