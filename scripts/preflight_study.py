@@ -34,7 +34,7 @@ from vla_rl.evaluation.signal import interval_of
 from vla_rl.evaluation.statistics import resampled_counts, spearman
 from vla_rl.recipe.recipe import TRAIN, check, load_recipe
 from vla_rl.training.api import train
-from vla_rl.workflows.plan.preflight import play_groups
+from vla_rl.workflows.plan.command import play_groups
 
 RECIPE, EPISODES = "tabletop_grpo", 128
 # 640 episodes, and `eval` states of all tasks together, twice each.

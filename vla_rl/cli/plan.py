@@ -15,9 +15,9 @@ from vla_rl.evaluation.headroom import headroom
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate
-from vla_rl.workflows.plan.command import run
+from vla_rl.workflows.plan.command import play_groups, run
+from vla_rl.workflows.plan.fit import fit_text
 from vla_rl.workflows.plan.plan import Machines
-from vla_rl.workflows.plan.preflight import play_groups
 from vla_rl.workflows.reproduce import description, listing, packet_of, run_of
 
 app = typer.Typer()
@@ -36,6 +36,10 @@ def plan(
     preflight: Annotated[
         int | None, typer.Option(min=16, max=4096, help="Only play so many episodes; say what RL would learn from.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Only compute how many updates of its world model fit into --minutes.")
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=0.1, max=10_000, help="Of a card, with --fit.")] = 6.0,
     envs: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Environments per GPU that rolls out; by default env.num_envs.")
     ] = None,
@@ -69,13 +73,14 @@ def plan(
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """
-    if memory or preflight:
-        if envs or workers or costs or roofline or output or as_json or (preflight and (memory or gpus)):
+    if memory or preflight or fit:
+        others = envs or workers or costs or roofline or output or as_json
+        if others or bool(memory) + bool(preflight) + fit > 1 or (gpus and not memory):
             raise ConfigError(
-                "--memory, --preflight: they simulate no run; of the other options --memory takes --gpus alone, "
-                "--preflight none"
+                "--memory, --preflight, --fit: one at a time; they simulate no run, so of the other options --memory "
+                "takes --gpus alone, --fit --minutes, --preflight none"
             )
-        typer.echo("\n".join(_without_a_run(recipe, overrides, preflight, gpus or 1)))
+        typer.echo("\n".join(_without_a_run(recipe, overrides, preflight, minutes if fit else None, gpus or 1)))
         return
     check_writable(output)
     loaded = load(recipe, overrides, PLAN, runs=False)
@@ -83,20 +88,15 @@ def plan(
     machines = Machines(
         gpus or 8, envs or loaded.env.num_envs, (own or 16) if workers is None else workers, staleness, bandwidth
     )
-    run(
-        loaded,
-        machines,
-        costs or (),
-        roofline=roofline,
-        seconds=seconds,
-        output=output,
-        as_json=as_json,
-        say=say,
-    )
+    run(loaded, machines, costs or (), roofline=roofline, seconds=seconds, output=output, as_json=as_json, say=say)
 
 
-def _without_a_run(recipe: str, overrides: list[str] | None, preflight: int | None, gpus: int) -> list[str]:
-    """Lines of what a few episodes say of RL; without them, of the memory that each GPU needs."""
+def _without_a_run(
+    recipe: str, overrides: list[str] | None, preflight: int | None, minutes: float | None, gpus: int
+) -> list[str]:
+    """Lines of what a few episodes say of RL, or minutes of a fit; without them, of the memory that each GPU needs."""
+    if minutes:
+        return [fit_text(load(recipe, overrides, ANY, runs=False), minutes)]
     if preflight:
         found = headroom(play_groups(load(recipe, overrides, PLAN), preflight))
         return [found.text(), next_command("train", recipe, *(overrides or ()))]

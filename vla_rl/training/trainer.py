@@ -144,10 +144,22 @@ class Trainer:
 
     def step(self, loss: Loss) -> dict[str, float]:
         """Make one update; see `update`."""
+        return self.update(self._backward(loss))
+
+    def launch(self, loss: Loss) -> dict[str, Any]:
+        """Make one update without a look at its numbers, so that the host need not wait: a NaN goes into the weights.
+
+        Returns:
+            The metrics as `loss` gave them, with loss, grad_norm and lr.
+        """
+        metrics = self._backward(loss)
+        return metrics | {"grad_norm": self._clipped(), "lr": self._advance()}
+
+    def _backward(self, loss: Loss) -> dict[str, Any]:
         self._zero_grad()
         value, metrics = loss(self.num_steps)
         value.backward(inputs=list(self.parameters.values()))
-        return self.update({"loss": value, **metrics})
+        return {"loss": value.detach(), **metrics}
 
     def update(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Clip and apply the gradients that were accumulated in the parameters.
@@ -163,22 +175,30 @@ class Trainer:
             TrainingDivergedError: `max_bad_steps` bad steps in a row. The weights are those of the last good
                 step.
         """
+        grad_norm, *own = read_scalars([self._clipped(), *metrics.values()])
+        result = reduce_metrics(self.world.gather(dict(zip(metrics, own, strict=True))))
+        result["grad_norm"] = grad_norm
+        if not (math.isfinite(result["loss"]) and math.isfinite(grad_norm)):
+            return self._skip()
+        result["lr"] = self._advance()
+        self._bad_steps.end_streak()
+        return result
+
+    def _clipped(self) -> torch.Tensor:
+        """Bring the gradients to the masters, and clip them; their norm before."""
         self.world.all_reduce_gradients(list(self.parameters.values()))
         for name, master in self._copies.items():
             gradient = self.parameters[name].grad
             master.grad = None if gradient is None else gradient.float().contiguous()
             self.parameters[name].grad = None
-        limit = self.config.optim.grad_clip or math.inf
-        grad_norm, *own = read_scalars([clip_gradients(list(self.masters.values()), limit), *metrics.values()])
-        result = reduce_metrics(self.world.gather(dict(zip(metrics, own, strict=True))))
-        result["grad_norm"] = grad_norm
-        if not (math.isfinite(result["loss"]) and math.isfinite(grad_norm)):
-            return self._skip()
-        result["lr"] = self._apply()
-        self._bad_steps.end_streak()
+        return clip_gradients(list(self.masters.values()), self.config.optim.grad_clip or math.inf)
+
+    def _advance(self) -> float:
+        """Apply the gradients, and bring the parameters and averages along; the learning rate."""
+        lr = self._apply()
         self.num_steps += 1
         self._follow()
-        return result
+        return lr
 
     @property
     def _copies(self) -> Mapping[str, torch.Tensor]:

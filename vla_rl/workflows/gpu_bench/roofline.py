@@ -37,18 +37,20 @@ class Gpu:
 
 
 H200 = Gpu("H200", 780e12, 60e12, 4.3e12)
+H100 = Gpu("H100", 780e12, 60e12, 3.0e12)  # The same chip; its memory has 3.35 of 4.8 TB/s on the data sheets.
 
 
 class Roofline(TorchDispatchMode):
     """Adds up what the operations inside its block take at best.
 
     Attributes:
-        kernels: operations that do work. flops: of products and attention. seconds: of the GPU at its roof.
+        kernels: operations that do work. flops: of products and attention. bytes: read and written.
+        seconds: of the GPU at its roof. waiting: of these, those of operations whose bytes take longer.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         super().__init__()
-        self.gpu, self.kernels, self.flops, self.seconds = gpu, 0, 0.0, 0.0
+        self.gpu, self.kernels, self.flops, self.bytes, self.seconds, self.waiting = gpu, 0, 0.0, 0, 0.0, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -60,15 +62,29 @@ class Roofline(TorchDispatchMode):
         count = flop_registry.get(func.overloadpacket)
         flops = 0.0 if count is None else float(count(*args, **(kwargs or {}), out_val=out))
         rate = self.gpu.bf16 if any(t.dtype == torch.bfloat16 for t in tensors) else self.gpu.fp32
+        self.add(sum(t.numel() * t.element_size() for t in tensors), flops, rate)
+        return out
+
+    def add(self, size: int, flops: float = 0.0, rate: float = 1.0) -> None:
+        """Count an operation on so many bytes, whose arithmetic runs at `rate`, FLOP/s."""
+        arithmetic, moving = flops / rate, size / self.gpu.bandwidth
         self.kernels += 1
         self.flops += flops
-        self.seconds += max(flops / rate, sum(t.numel() * t.element_size() for t in tensors) / self.gpu.bandwidth)
-        return out
+        self.bytes += size
+        self.seconds += max(arithmetic, moving)
+        self.waiting += moving if moving > arithmetic else 0.0
 
     @property
     def eager_seconds(self) -> float:
         """With the host's time to hand over each operation, where that is longer."""
         return max(self.seconds, LAUNCH_SECONDS * self.kernels)
+
+    @property
+    def limit(self) -> str:
+        """What decides: the host's launches, the GPU's memory or its arithmetic."""
+        if LAUNCH_SECONDS * self.kernels > self.seconds:
+            return "host"
+        return "memory" if self.waiting > self.seconds / 2 else "arithmetic"
 
 
 def of_act(is_full: bool, decoder: dict[str, Any], batch_size: int, gpu: Gpu = H200) -> Roofline:

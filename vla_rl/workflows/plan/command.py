@@ -1,15 +1,19 @@
-"""`vla-rl plan`: costs, simulated placements, a table, JSON and a page."""
+"""`vla-rl plan`: costs, simulated placements, a table, JSON and a page; episodes that say what RL would learn from."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
+from vla_rl.evaluation.evaluate import EvalConfig, evaluate
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.openvla.options import PRESETS, OpenVLAOptions
 from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.training.memory import counted_device, sizes_of, skeleton
@@ -19,6 +23,7 @@ from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
 from vla_rl.workflows.plan.measure import measure, measure_env
 from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, show, work_of, write_page
+from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
 COSTS_FILE, PLAN_FILE, PAGE_FILE = "costs.json", "plan.json", "plan.html"
 OF_POLICY, OF_ENV = ("act", "forward", "update"), ("step", "reset", "chunks")
@@ -179,3 +184,22 @@ def _computed(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     values |= gradients | {"optimizer": 7 * gradients["trained_bytes"] / H200.bandwidth}
     best = "kernels reach 50 to 90 % of it"
     return values, f"computed: OpenVLA 7B with LoRA and one camera on an {H200.name}, by roofline; {best}"
+
+
+def play_groups(recipe: TrainRecipe, num_episodes: int) -> Evaluation:
+    """Play groups of the recipe's size from `train` states, at its temperature, and each state once greedily.
+
+    Args:
+        num_episodes: about so many sampled ones, shared by the tasks; at least one group of each is played.
+    """
+    train, spec = recipe.train, env_spec(recipe)
+    config = EvalConfig(
+        split="train",
+        episodes_per_task=max(1, round(num_episodes / (train.group_size * len(spec.tasks)))),
+        samples_per_state=train.group_size,
+        temperatures=(0.0, train.temperature),
+        approximate=True,
+        videos=0,
+    )
+    policy, env = build_policy(recipe, spec), recipe.rollout.placed(recipe.acting_env)
+    return evaluate(policy, env, config, progress=partial(episode_progress, show=True))
