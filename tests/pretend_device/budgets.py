@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch
 from pretend_device import Counts, counting, pretending
 from pretend_device.rules import NAME
 from vla_rl.policies.fake_input import fake_observation
+from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.gpu_bench import learner_matrix, policy_matrix
 
@@ -60,6 +62,8 @@ UPDATE = {
     "ppo": Budget(3, 39, 19, 130),
     "ppo-smolvla": Budget(7, 56, 36, 137),
 }
+# Three updates of a fit's stage, whose numbers are read together: each uploads the numbers of what it draws.
+FIT = {name: Budget(1, 3, 0, 1) for name in ("autoencoder", "dynamics", "success")}
 # One step of 4 imagined environments, of one frame; with a second future.
 IMAGINED = {"one future": Budget(2, 1, 0, 2), "two futures": Budget(2, 3, 2, 2)}
 
@@ -107,6 +111,22 @@ def count_imagined(name: str, world_model: Path) -> Counts:
     return counts
 
 
+def count_fits(folder: Path) -> dict[str, Counts]:
+    """What three updates of each stage of a fit make the device do; of both success networks the last."""
+    from pretend_device.imagined import ENV, collect, fit_config
+    from world_model.fit.fit import fit
+
+    found, steps = dict[str, Counts](), Trainer._steps
+
+    def counted_steps(self: Trainer, loss: Loss, until: int) -> list[dict[str, float]]:
+        with counting() as found[self.name.removeprefix("world_model.")]:
+            return steps(self, loss, until)
+
+    with patch.object(Trainer, "_steps", counted_steps):
+        fit(fit_config(collect(folder / "episodes")), ENV.env_spec(), folder / "run", seed=1, device=NAME)
+    return found
+
+
 def budget(counts: Counts) -> Budget:
     """The totals that a budget limits."""
     return Budget(*(counts.totals[name] for name in Budget._fields))
@@ -128,6 +148,8 @@ def counted(folder: Path) -> Iterator[tuple[str, Budget, Budget]]:
         step, update = count_learning(name)
         yield f"optimizer step: {name}", step, allowed
         yield f"update of two steps: {name}", update, UPDATE[name]
+    for name, counts in count_fits(folder / "on_device").items():
+        yield f"three updates: {name}", budget(counts), FIT[name]
     world_model = fitted_world_model(folder)
     for name, allowed in IMAGINED.items():
         yield f"imagined step: {name}", budget(count_imagined(name, world_model)), allowed

@@ -50,6 +50,13 @@ def test_an_optimizer_step_and_an_update(name):
     assert_within(update, budgets.UPDATE[name])
 
 
+def test_a_fits_updates(tmp_path):
+    found = budgets.count_fits(tmp_path)
+    assert found.keys() == budgets.FIT.keys()
+    for name, counts in found.items():
+        assert_within(budget(counts), budgets.FIT[name], counts.places())
+
+
 @pytest.mark.parametrize("name", budgets.IMAGINED)
 def test_an_imagined_step(name, world_model):
     counts = budgets.count_imagined(name, world_model)

@@ -46,6 +46,7 @@ class WordEmbedding(nn.Module):
         self.pairs = pairs
         self.embed_rows = nn.Embedding(NUM_ROWS, width)
         nn.init.normal_(self.embed_rows.weight, std=0.1)
+        self._known: dict[tuple[str, int, torch.device], torch.Tensor] = {}
         self._asked: tuple[tuple[str, ...], torch.Tensor] | None = None
 
     def forward(self, instruction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,13 +60,13 @@ class WordEmbedding(nn.Module):
         device = self.embed_rows.weight.device
         if self._asked is not None and self._asked[0] == instruction and self._asked[1].device == device:
             return self._asked[1]
-        known = {text: self._rows(text) for text in dict.fromkeys(instruction)}
-        longest = max(map(len, known.values()))
-        table = torch.full((len(known), longest, NUM_HASHES), -1)
-        for i, rows in enumerate(known.values()):
-            table[i, : len(rows)] = torch.tensor(rows)
-        which = {text: i for i, text in enumerate(known)}
-        ids = table[[which[text] for text in instruction]].to(device)
+        texts = {text: self._rows(text) for text in dict.fromkeys(instruction)}
+        longest = max(map(len, texts.values()))
+        for text, rows in texts.items():
+            if (text, longest, device) not in self._known:  # Copied to the device once, not for each batch.
+                padding = [(-1,) * NUM_HASHES] * (longest - len(rows))
+                self._known[text, longest, device] = torch.tensor([*rows, *padding]).to(device)
+        ids = torch.stack([self._known[text, longest, device] for text in instruction])
         self._asked = instruction, ids
         return ids
 

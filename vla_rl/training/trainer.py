@@ -126,21 +126,42 @@ class Trainer:
         """Steps skipped for a NaN or infinite loss or gradient, in all."""
         return self._bad_steps.total
 
-    def run(self, loss: Loss, on_step: Callable[[int, dict[str, float]], None] | None = None) -> None:
+    def run(
+        self, loss: Loss, on_step: Callable[[int, dict[str, float]], None] | None = None, read_every: int = 1
+    ) -> None:
         """Make all remaining steps, then `finish`.
 
         Args:
             loss: step number -> (loss, metrics). What it draws must depend on that number alone.
             on_step: called with the number of steps taken and the metrics of the last.
+            read_every: steps whose numbers are read together, so that the host waits for the device once; `on_step` is
+                told of each after the last. Needs masters, and the room of a second state.
 
         Raises:
             TrainingDivergedError: `max_bad_steps` bad steps in a row.
         """
         while self.num_steps < self.config.steps:
-            metrics = self.step(loss)
-            if on_step is not None:
-                on_step(self.num_steps, metrics)
+            done = self.num_steps
+            until = min(done - done % read_every + read_every, self.config.steps)
+            found = [self.step(loss)] if read_every == 1 else self._steps(loss, until)
+            for number, metrics in enumerate(found, done + 1):
+                if on_step is not None:
+                    on_step(number, metrics)
         self.finish()
+
+    def _steps(self, loss: Loss, until: int) -> list[dict[str, float]]:
+        """Steps up to number `until`, read together; from the first again, each read, where one of them was bad."""
+        assert self._copies and not self._schedulers and self.world is ALONE, "what `state` does not hold"
+        tensors, rest = self.state()
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        launched = [self.launch(loss) for _ in range(self.num_steps, until)]
+        values = read_scalars([value for metrics in launched for value in metrics.values()])
+        found = [{name: next(values) for name in metrics} for metrics in launched]
+        if all(math.isfinite(one["loss"]) and math.isfinite(one["grad_norm"]) for one in found):
+            self._bad_steps.end_streak()
+            return found
+        self.load_state(before, rest)
+        return [self.step(loss) for _ in range(self.num_steps, until)]
 
     def step(self, loss: Loss) -> dict[str, float]:
         """Make one update; see `update`."""

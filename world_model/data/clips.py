@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.data.config import DatasetError
 from world_model.data.episodes import check_states
-from world_model.data.latents import EncodedEpisodes
+from world_model.data.latents import EncodedEpisodes, HeldFrames, held_frames
 from world_model.types import Actions, Clip, Frames
 
 NEAR_FRAMES = 2  # Before a success, or at the end of a failure, that count as a near-success.
@@ -41,6 +41,11 @@ class ClipDataset:
         self._share = weights / weights.sum()
         # Any frame but the first of a chosen episode.
         self._targets = [_frames_of(part)[part.frames.number[_frames_of(part)] > 0] for part in parts]
+        self.held: HeldFrames | None = None  # On a device, from which clips then come; see `hold`.
+
+    def hold(self, device: torch.device, beside: int = 0) -> None:
+        """Keep all frames on a device that has room for them and for `beside` bytes."""
+        self.held = held_frames(self, device, beside)
 
     @property
     def num_episodes(self) -> int:
@@ -101,6 +106,8 @@ class ClipDataset:
         """
         size, length = frame.shape
         first = np.ones(size, np.int64) if first is None else first
+        if self.held is not None:
+            return self.held.clip(which, frame, valid, first, self.instruction(which, frame[:, 0]))
         template = self.parts[0].frames
         values = np.zeros((size, length, template.frame_steps, template.num_values), np.float32)
         executed = np.zeros((size, length, template.frame_steps), bool)
@@ -127,9 +134,13 @@ class ClipDataset:
         for i, part in enumerate(self.parts):
             rows = which == i
             latents[rows] = part.latents[frame[rows]]
-            raw = part.frames.states(frame[rows].reshape(-1)).reshape(*frame[rows].shape, states.shape[-1])
-            states[rows] = (raw - self.state_mean) / self.state_std
+            states[rows] = self.states(i, frame[rows])
         return Frames(torch.from_numpy(latents), torch.from_numpy(states))
+
+    def states(self, part: int, frame: np.ndarray) -> np.ndarray:
+        """Normalized, float32 (..., S), of frames `frame`, int64 (...), of a part."""
+        raw = self.parts[part].frames.states(frame.reshape(-1)).reshape(*frame.shape, len(self.state_mean))
+        return (raw - self.state_mean) / self.state_std
 
     def instruction(self, which: np.ndarray, frame: np.ndarray) -> list[str]:
         """Of frames `frame`, int64 (B,), of the parts `which`, int64 (B,)."""
@@ -169,16 +180,21 @@ def labeled_windows(
     clips: ClipDataset, which: np.ndarray, frame: np.ndarray, num_frames: int, success: np.ndarray
 ) -> SuccessBatch:
     """The last `num_frames` frames up to each of `frame`, int64 (B,), of the parts `which`, with labels, bool (B,)."""
-    start = np.zeros(len(frame), np.int64)
-    for i, part in enumerate(clips.parts):
-        start[which == i] = part.frames.starts[part.frames.owner[frame[which == i]]]
-    window = np.maximum(frame[:, None] + np.arange(1 - num_frames, 1), start[:, None])
+    start, window = windows(clips, which, frame, num_frames)
     return SuccessBatch(
         frames=clips.frames(which, window),
         reference=clips.frames(which, start[:, None]),
         instruction=clips.instruction(which, start),
         success=torch.from_numpy(success),
     )
+
+
+def windows(clips: ClipDataset, which: np.ndarray, frame: np.ndarray, num_frames: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of `frame`: its episode's first frame, int64 (B,), and the last R up to it, int64 (B, R)."""
+    start = np.zeros(len(frame), np.int64)
+    for i, part in enumerate(clips.parts):
+        start[which == i] = part.frames.starts[part.frames.owner[frame[which == i]]]
+    return start, np.maximum(frame[:, None] + np.arange(1 - num_frames, 1), start[:, None])
 
 
 class SuccessSamples:
@@ -227,6 +243,20 @@ class SuccessSamples:
 
     def batch(self, size: int, seed: int, step: int) -> SuccessBatch:
         """`size` windows, the same for the same (seed, step)."""
+        which, frame, success = self._draw(size, seed, step)
+        return labeled_windows(self._clips, which, frame, self._num_frames, success)
+
+    def numbers(self, size: int, seed: int, step: int) -> tuple[np.ndarray, list[str]]:
+        """What `batch` is of, as `HeldFrames` counts frames: reference, window, label, int64 (size, R + 2); texts."""
+        held = self._clips.held
+        assert held is not None, "frames are held on the device"
+        which, frame, success = self._draw(size, seed, step)
+        start, window = windows(self._clips, which, frame, self._num_frames)
+        found = np.concatenate([start[:, None], window], 1) + held.starts[which][:, None]
+        return np.concatenate([found, success[:, None]], 1), self._clips.instruction(which, start)
+
+    def _draw(self, size: int, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Parts, frames of them, and labels."""
         rng = np.random.default_rng([seed, step])
         kind = rng.choice(self._kinds, size)
         drawn = np.zeros(size, np.int64)
@@ -234,8 +264,7 @@ class SuccessSamples:
             at = rng.random(int((kind == k).sum())) * self._cumulative[k][-1]
             position = np.searchsorted(self._cumulative[k], at, side="right")
             drawn[kind == k] = self._pools[k][np.minimum(position, len(self._pools[k]) - 1)]
-        which, frame = self._which[drawn], self._frame[drawn]
-        return labeled_windows(self._clips, which, frame, self._num_frames, kind == 0)
+        return self._which[drawn], self._frame[drawn], kind == 0
 
 
 def _kinds(part: EncodedEpisodes, index: np.ndarray) -> np.ndarray:

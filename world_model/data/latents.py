@@ -1,4 +1,6 @@
-"""Latents of a dataset's frames, encoded once and memory-mapped; and images for training the autoencoder.
+"""Latents of a dataset's frames, encoded once and memory-mapped; images for training the autoencoder; both on a device.
+
+Held on a device, they let an update upload the numbers of what it draws, and no more.
 
 The cache is an .npy file in a folder beside the decoded dataset. Its name is a hash of all that the latents depend on:
 the dataset's content, its cameras in order, image size, frames, and the autoencoder's weights.
@@ -8,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,9 +27,13 @@ from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.data.episodes import EpisodeFrames
 from world_model.interfaces import Autoencoder
+from world_model.types import Actions, Clip, Frames
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 FRAMES_AT_ONCE = 128
+SHARE = 0.5  # Of the device's free memory, that what is held may take.
 MEAN_OF = 1000  # Images that a mean image is the mean of.
 
 
@@ -148,6 +155,27 @@ class ImageSamples:
         means = [self._means[part][view] for part, view, _ in drawn]
         return torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(means))
 
+    def hold(self, device: torch.device) -> bool:
+        """Keep all images on a device that has room for them, for `batch_there`; whether it has."""
+        views = [images for views in self._views for images in views]
+        if not has_room(sum(images.distinct.nbytes for images in views), device, "images to learn from"):
+            return False
+        self._starts = np.cumsum([0, *(len(images.distinct) for images in views)])[:-1]
+        self._firsts = np.cumsum([0, *map(len, self._views)])[:-1]
+        means = np.stack([mean for means in self._means for mean in means])
+        self._held = stacked([images.distinct for images in views], device), stacked([means], device)
+        return True
+
+    def batch_there(self, size: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `batch`, from what is held."""
+        images, means = self._held
+        numbers = [
+            (self._starts[view := self._firsts[part] + own] + self._views[part][own].number[row], view)
+            for part, own, row in self.draw(size, seed, step)
+        ]
+        index = uploaded(np.array(numbers), images.device)
+        return images[index[:, 0]], means[index[:, 1]]
+
     def draw(self, size: int, seed: int, step: int) -> list[tuple[int, int, int]]:
         """Part, view and row of the images of a batch."""
         rng = np.random.default_rng([seed, step])
@@ -163,3 +191,83 @@ def _mean_image(images: StoredImages, rows: np.ndarray) -> np.ndarray:
     """float32 (height, width, 3), of up to a thousand rows spread over all."""
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), MEAN_OF)).astype(np.int64)]
     return images[some].mean(0, dtype=np.float32)
+
+
+def has_room(num_bytes: int, device: torch.device, what: str) -> bool:
+    """Whether to hold so much on a device: never on a CPU, and on CUDA up to half of what is free; the log says no."""
+    if device.type == "cpu":
+        return False
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    if num_bytes <= SHARE * free:
+        return True
+    log.warning(
+        "%s: %.1f GB, more than half of the %.1f GB that are free on the device; each update uploads its own, which is "
+        "slower", what, num_bytes / 2**30, free / 2**30,
+    )  # fmt: skip
+    return False
+
+
+def uploaded(index: np.ndarray, device: torch.device) -> torch.Tensor:
+    """int64 numbers on a device, in a copy for which the host does not wait."""
+    return torch.from_numpy(index.astype(np.int64)).pin_memory().to(device, non_blocking=True)
+
+
+def stacked(parts: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+    """Arrays under one another, of which only one at a time is on the host in whole."""
+    made = torch.empty(
+        (sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.from_numpy(parts[0][:0].copy()).dtype, device=device
+    )
+    start = 0
+    for part in parts:
+        made[start : start + len(part)].copy_(torch.from_numpy(np.array(part)))
+        start += len(part)
+    return made
+
+
+@dataclass(frozen=True)
+class HeldFrames:
+    """M frames on a device, their parts' one after another, from `starts`.
+
+    Attributes:
+        latents: float16 (M, V, C, h, w). states: float32 (M, S), normalized.
+        values, executed, success: what led to each frame, and if it shows success; none where only `frames` is asked.
+    """
+
+    starts: np.ndarray
+    latents: torch.Tensor
+    states: torch.Tensor
+    values: torch.Tensor
+    executed: torch.Tensor
+    success: torch.Tensor
+
+    def clip(self, which: np.ndarray, frame: np.ndarray, valid: np.ndarray, first: np.ndarray, text: list[str]) -> Clip:
+        """See `ClipDataset.clip_of`."""
+        packed = np.concatenate([self.starts[which][:, None] + frame, valid, first[:, None]], 1)
+        index, length = uploaded(packed, self.latents.device), frame.shape[1]
+        index, valid_there, first_there = index[:, :length], index[:, length:-1] > 0, index[:, -1]
+        executed = self.executed[index] & valid_there[..., None]
+        actions = Actions(self.values[index] * executed[..., None], executed)
+        return Clip(self.frames(index), actions, first_there, valid_there, self.success[index], text)
+
+    def frames(self, index: torch.Tensor) -> Frames:
+        """Frames at int64 (B, F), on the device, counted over all parts."""
+        return Frames(self.latents[index].float(), self.states[index])
+
+
+def held_frames(clips: Any, device: torch.device, beside: int = 0) -> HeldFrames | None:
+    """The frames of a ClipDataset on a device, where it has room for them and `beside`, bytes; else None."""
+    parts = clips.parts
+    if not has_room(sum(part.latents.nbytes for part in parts) + beside, device, "frames to learn from"):
+        return None
+    every = [np.arange(part.frames.num_frames) for part in parts]
+    actions = [part.frames.actions(index) for part, index in zip(parts, every, strict=True)]
+    return HeldFrames(
+        np.cumsum([0, *map(len, every)])[:-1],
+        stacked([part.latents for part in parts], device),
+        stacked([clips.states(i, index) for i, index in enumerate(every)], device),
+        stacked([values for values, _ in actions], device),
+        stacked([executed for _, executed in actions], device),
+        stacked([part.frames.success(index) for part, index in zip(parts, every, strict=True)], device),
+    )

@@ -10,6 +10,7 @@ folder/
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -223,14 +224,15 @@ class _Fit:
         if not isinstance(network, TinyAutoencoder):
             raise ConfigError("world_model.autoencoder.steps: a pretrained one is taken as it is; set steps to 0")
         datasets = [part.dataset for part in self.data.fitted]
-        samples = ImageSamples(datasets)
+        device, samples = self.world_model.device, ImageSamples(datasets)
+        draw = samples.batch_there if not self.data.restylers and samples.hold(device) else samples.batch
         if self.data.restylers:
             samples = StyledImages(datasets, self.data.restylers, self.config.style.share)
+            draw = samples.batch
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            images, background = samples.batch(stage.batch_size, self.seed, step)
-            device = self.world_model.device
-            return network.loss(images.to(device), background.to(device), _generator(self.seed, step))
+            images, background = draw(stage.batch_size, self.seed, step)
+            return network.loss(images.to(device), background.to(device), _generator(self.seed, step, device))
 
         images = samples.batch(CALIBRATION_IMAGES, self.seed, stage.steps)[0].to(self.world_model.device)
 
@@ -251,6 +253,8 @@ class _Fit:
             raise ConfigError(f"world_model.clip_source: not for dynamics of kind {kind}; set it to null")
         clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
         source = None if section is None else section.build(clips, network, stage.steps, self.seed, device)
+        if source is None:
+            clips.hold(device)
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
             if source is None:
@@ -258,9 +262,9 @@ class _Fit:
             else:
                 clip, context = source.batch(stage.batch_size, step)
             if context is None:
-                return network.loss(clip.to(device), _generator(self.seed, step))
+                return network.loss(clip.to(device), _generator(self.seed, step, device))
             context = Frames(context.latents.to(device), context.states.to(device))
-            return network.loss(clip.to(device), _generator(self.seed, step), context)
+            return network.loss(clip.to(device), _generator(self.seed, step, device), context)
 
         self._stage("dynamics", network, loss, stage)
 
@@ -269,8 +273,10 @@ class _Fit:
         stage = self.config.success
         if not stage.steps:
             return
-        clips = self._clips(self.data.judged)
-        imagined: ImaginedSamples | None = None
+        clips, imagined = self._clips(self.data.judged), None
+        longest, latents = max(int(part.frames.counts.max()) for part in clips.parts), clips.parts[0].latents
+        wanted = self.config.imagined_episodes if self.config.imagined_share else 0
+        clips.hold(self.world_model.device, wanted * longest * latents[0].nbytes)
         for number, name in enumerate(("success", "clip")):
             network: SuccessHead = getattr(self.world_model, name)
             if self._load_finished(name, network):
@@ -401,6 +407,7 @@ class _Fit:
             return
         folder = stage_checkpoints(self.folder, name)
         before()
+        on_cpu = self.world_model.device.type == "cpu"
         low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name not in IN_FLOAT32
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
@@ -416,7 +423,8 @@ class _Fit:
         told = name if self.fold is None else f"{name}, fold {self.fold + 1} of {self.config.cross_fit}"
         with step_progress(told, stage.steps, self.show and stage.steps > 0) as advance:
             advance(trainer.num_steps, "")
-            trainer.run(loss, on_step)
+            # On a device the numbers are read where they are logged or saved, so that it never waits for the host.
+            trainer.run(loss, on_step, 1 if on_cpu else math.gcd(LOG_EVERY, self.config.save_every))
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
@@ -436,6 +444,6 @@ class _Fit:
             self.on_metrics(step, metrics)
 
 
-def _generator(seed: int, step: int) -> torch.Generator:
+def _generator(seed: int, step: int, device: torch.device) -> torch.Generator:
     state = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
-    return torch.Generator().manual_seed(state)
+    return torch.Generator(device).manual_seed(state)

@@ -11,6 +11,7 @@ import torch
 
 from vla_rl.training.trainer import Loss
 from world_model.data.clips import NEAR_FRAMES, ClipDataset, SuccessBatch, SuccessSamples
+from world_model.data.latents import uploaded
 from world_model.fit.config import FitConfig
 from world_model.interfaces import SuccessHead
 from world_model.model.world_model import WorldModel
@@ -66,7 +67,8 @@ class ImaginedSamples:
     as well is as sure as the picture warrants.
 
     Attributes:
-        frames: E x F on the CPU, float16 latents, frame 0 real. success: bool (E, F), really, latched.
+        frames: E x F, float16 latents, frame 0 real; on the device where `clips` are held there, else on the CPU.
+        success: bool (E, F), really, latched, on the CPU.
         instruction: E strings.
         pools: int64 (n, 2) each, (episode, frame) of successes, near-successes and others; see `SuccessSamples`.
     """
@@ -95,8 +97,9 @@ class ImaginedSamples:
             imagined, _, _ = imagine_episodes(
                 world_model, reference, clip.actions.at(slice(1, None)), clip.instruction, seeds
             )
-            latents.append(torch.cat([reference.latents, imagined.latents], 1).half().cpu())
-            states.append(torch.cat([reference.states, imagined.states], 1).cpu())
+            kept_on = "cpu" if clips.held is None else world_model.device
+            latents.append(torch.cat([reference.latents, imagined.latents], 1).half().to(kept_on))
+            states.append(torch.cat([reference.states, imagined.states], 1).to(kept_on))
             successes.append(clip.success.cpu())
             counts.append(count)
             instruction += clip.instruction
@@ -106,11 +109,7 @@ class ImaginedSamples:
 
     def batch(self, size: int, num_frames: int, seed: int, step: int) -> SuccessBatch:
         """`size` windows of R = `num_frames`, kinds in equal shares, the same for the same (seed, step)."""
-        rng = np.random.default_rng([seed, step, 1])
-        pools = [pool for pool in self.pools if len(pool)]
-        kind = rng.integers(len(pools), size=size)
-        drawn = np.stack([pools[k][rng.integers(len(pools[k]))] for k in kind])
-        episode, frame = torch.from_numpy(drawn).T
+        episode, frame = torch.from_numpy(self._draw(size, seed, step)).T
         window = (frame[:, None] + torch.arange(1 - num_frames, 1)).clamp_min(0)
         rows = episode[:, None]
         return SuccessBatch(
@@ -119,6 +118,25 @@ class ImaginedSamples:
             instruction=[self.instruction[e] for e in episode.tolist()],
             success=self.success[episode, frame],
         )
+
+    def numbers(self, size: int, num_frames: int, seed: int, step: int) -> tuple[np.ndarray, list[str]]:
+        """What `batch` is of, in `flat`: reference, window, label, int64 (size, R + 2); instructions."""
+        episode, frame = self._draw(size, seed, step).T
+        window = np.maximum(frame[:, None] + np.arange(1 - num_frames, 1), 0)
+        found = np.concatenate([np.zeros((size, 1), np.int64), window], 1) + (episode * self.success.shape[1])[:, None]
+        label = self.success.numpy()[episode, frame]
+        return np.concatenate([found, label[:, None]], 1), [self.instruction[e] for e in episode.tolist()]
+
+    def flat(self, index: torch.Tensor) -> Frames:
+        """Frames at int64 (B, F), counted over all episodes."""
+        return Frames(self.frames.latents.flatten(0, 1)[index].float(), self.frames.states.flatten(0, 1)[index])
+
+    def _draw(self, size: int, seed: int, step: int) -> np.ndarray:
+        """Episode and frame, int64 (size, 2)."""
+        rng = np.random.default_rng([seed, step, 1])
+        pools = [pool for pool in self.pools if len(pool)]
+        kind = rng.integers(len(pools), size=size)
+        return np.stack([pools[k][rng.integers(len(pools[k]))] for k in kind])
 
 
 def _choose(clips: ClipDataset, most: int, seed: int) -> np.ndarray:
@@ -167,8 +185,26 @@ def success_loss(
     num_imagined = round(stage.batch_size * config.imagined_share) if imagined is not None else 0
     real = SuccessSamples(clips, network.num_frames)
 
+    def there(step: int) -> tuple[Frames, Frames, list[str], torch.Tensor]:
+        """The batch from frames that are held on the device, in one upload."""
+        assert clips.held is not None
+        num_real, sources, drawn = stage.batch_size - num_imagined, [], []
+        if num_real:
+            sources.append(clips.held.frames)
+            drawn.append(real.numbers(num_real, seed + number, step))
+        if imagined is not None and num_imagined:
+            sources.append(imagined.flat)
+            drawn.append(imagined.numbers(num_imagined, network.num_frames, seed + number, step))
+        index = uploaded(np.concatenate([numbers for numbers, _ in drawn]), device)
+        parts = zip(sources, index.split([len(numbers) for numbers, _ in drawn]), strict=True)
+        frames = Frames.joined([source(part[:, :-1]) for source, part in parts])
+        texts = [text for _, given in drawn for text in given]
+        return frames.at(slice(1, None)), frames.at(slice(0, 1)), texts, index[:, -1] > 0
+
     def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
         torch.manual_seed(np.random.SeedSequence([seed, number, step]).generate_state(1)[0])  # Dropout.
+        if clips.held is not None:
+            return network.loss(*there(step))
         parts = []
         if num_imagined < stage.batch_size:
             parts.append(real.batch(stage.batch_size - num_imagined, seed + number, step))

@@ -172,11 +172,11 @@ class TinyAutoencoder(Autoencoder):
 
         Args:
             images: uint8 (N, height, width, 3). background: float32, likewise or (1, ...), 0 .. 255: the mean image.
-            generator: for the noise, on the CPU.
+            generator: for the noise, on any device.
         """
         images = _checked(images, self.image_size)
         raw = self._raw(images)
-        noise = LATENT_NOISE * torch.randn(raw.shape, generator=generator).to(raw.device)
+        noise = LATENT_NOISE * torch.randn(raw.shape, generator=generator, device=generator.device).to(raw.device)
         error = self._decoded(raw + raw.std((0, 2, 3), keepdim=True) * noise) - _signed(images, torch.float32)
         change = (images.float() - background).abs().amax(-1)[:, None] / (255 * FULL_CHANGE)
         weight = 1 + EMPHASIS * change.clamp(max=1)

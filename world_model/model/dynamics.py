@@ -175,12 +175,12 @@ class VideoDynamics(Dynamics[TransformerConfig]):
 
     def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of remembered frames, float32 (B, T): uniform up to CONTEXT_SPAN times what imagination uses."""
-        return CONTEXT_SPAN * self.config.context_noise * torch.rand(batch, length, generator=generator)
+        return CONTEXT_SPAN * self.config.context_noise * _uniform(batch, length, generator)
 
     def _target_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of frames to be predicted, float32 (B, T): spread as imagining asks for them, and all noise."""
-        levels = shifted(torch.rand(batch, length, generator=generator))
-        return torch.where(torch.rand(batch, length, generator=generator) < PURE_NOISE, 1.0, levels)
+        levels = shifted(_uniform(batch, length, generator))
+        return torch.where(_uniform(batch, length, generator) < PURE_NOISE, 1.0, levels)
 
     def _two_streams(
         self,
@@ -357,6 +357,10 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
         cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
+
+
+def _uniform(batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(batch, length, generator=generator, device=generator.device)
 
 
 def _errors(predicted: Frames, target: Frames) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,10 +49,10 @@ def shifted(levels: torch.Tensor) -> torch.Tensor:
 
 
 def noised(frames: Frames, levels: torch.Tensor, generator: torch.Generator) -> Noisy:
-    """The frames at noise levels (B, T), with noise drawn on the CPU."""
-    device = frames.latents.device
-    latents, states = (torch.randn(x.shape, generator=generator).to(device) for x in (frames.latents, frames.states))
-    return mix(frames, Frames(latents, states), levels.to(device))
+    """The frames at noise levels (B, T), with noise drawn on the generator's device."""
+    device, drawn_on = frames.latents.device, generator.device
+    noise = (torch.randn(x.shape, generator=generator, device=drawn_on) for x in (frames.latents, frames.states))
+    return mix(frames, Frames(*(values.to(device) for values in noise)), levels.to(device))
 
 
 def sample(

@@ -174,7 +174,9 @@ class WanDynamics(Dynamics[WanConfig]):
             raise ValueError("world_model.clip_source: not for dynamics of kind wan; set it to null")
         clean, device = clip.frames, clip.valid.device
         levels, counted = self._drawn_levels(clip, generator)
-        noise = Frames(*(torch.randn(x.shape, generator=generator).to(device) for x in (clean.latents, clean.states)))
+        drawn_on = generator.device
+        noise = (torch.randn(x.shape, generator=generator, device=drawn_on) for x in (clean.latents, clean.states))
+        noise = Frames(*(values.to(device) for values in noise))
         noisy = mix(clean, noise, levels)
         velocity, states = self.network(noisy.frames.latents, noisy.frames.states, levels, clip.actions, clip.valid)
         share = counted / counted.sum().clamp_min(1)
@@ -201,9 +203,11 @@ class WanDynamics(Dynamics[WanConfig]):
         lowest = torch.where(clip.first == 1, 1, 2).cpu()
         highest = (clip.valid.sum(1).cpu() - 1).clamp_max(1 + self.config.memory)
         choices = (highest - lowest + 1).clamp_min(1)
-        start = lowest + (torch.rand(batch, generator=generator) * choices).long()
-        remembered = 2 * self.config.context_noise * torch.rand(batch, length, generator=generator)
-        wanted = shifted(torch.rand(batch, length, generator=generator))
+        drawn_on = generator.device
+        start = lowest + (torch.rand(batch, generator=generator, device=drawn_on).cpu() * choices).long()
+        remembered = torch.rand(batch, length, generator=generator, device=drawn_on).cpu()
+        remembered = 2 * self.config.context_noise * remembered
+        wanted = shifted(torch.rand(batch, length, generator=generator, device=drawn_on).cpu())
         is_new = torch.arange(length) >= start[:, None]
         levels = torch.where(is_new, wanted, remembered).to(clip.valid.device)
         return levels, is_new.to(clip.valid.device) & clip.valid

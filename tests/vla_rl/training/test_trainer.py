@@ -115,6 +115,20 @@ def test_bad_steps_change_nothing_then_stop(kind: str, low_precision: bool) -> N
     assert toy.trainer.num_bad_steps == 5
 
 
+@pytest.mark.parametrize("bad_at", [None, 0, 20])
+def test_steps_that_are_read_together_are_those_read_alone(bad_at: int | None) -> None:
+    def trained(read_every: int) -> tuple[Regression, list[tuple[int, dict[str, float]]]]:
+        toy, told = Regression(low_precision=True, optim={"name": "muon"}, ema_decay=0.9), []
+        toy.trainer.run(
+            lambda step: (toy.bad_loss if step == bad_at else toy.loss)(step), lambda *row: told.append(row), read_every
+        )
+        return toy, told
+
+    (alone, expected), (together, found) = trained(1), trained(7)
+    assert found == expected and [step for step, _ in found] == list(range(1, 61))
+    assert torch.equal(alone.weight, together.weight) and together.trainer.num_bad_steps == (bad_at is not None)
+
+
 def test_gradients_left_by_others_do_not_count() -> None:
     toy, other = Regression(), Regression()
     toy.weight.grad = torch.full_like(toy.weight, 100.0)
