@@ -8,7 +8,7 @@ Counts depend on the code alone, not on the machine; a tiny policy makes as many
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -39,8 +39,17 @@ ACT = {
     "openvla-autoregressive": Budget(2, 5, 5, 2),
     "openvla-l1": Budget(3, 5, 5, 3),
     "openvla-lora": Budget(2, 5, 5, 2),
-    "smolvla-sde": Budget(5, 19, 19, 4),
-    "pi05-noise": Budget(4, 18, 18, 4),
+    "smolvla-sde": Budget(4, 14, 14, 4),
+    "pi05-noise": Budget(4, 14, 14, 4),
+}
+# One act as a CUDA graph: what the host still launches beside it, copies into the graph and out of it included.
+RECORDED = {
+    "openvla-graphs": 39,
+    "openvla-graphs-merged": 32,
+    "smolvla-graphs": 36,
+    "pi0-graphs": 39,
+    "pi05-graphs": 45,
+    "xvla-graphs": 39,
 }
 # One more optimizer step, of two micro-batches.
 STEP = {
@@ -77,6 +86,46 @@ def count_act(name: str) -> Counts:
     with counting() as counts:
         policy.act(obs, generator, 1.0)
     return counts
+
+
+class Recorded(NamedTuple):
+    """An act by replayed passes: how many, what is in them, and the launches and copies that are left to the host."""
+
+    passes: int
+    inside: Counts
+    left: int
+
+
+def watch_act(policy: Any, act: Callable[[], Any]) -> Recorded:
+    """Count a second act as if its passes were graphs, of which each is one launch, and a copy per input and result."""
+    plain = policy.replayed.function
+
+    def once() -> Recorded:
+        moved, inside = [], Counts()
+
+        def watched(*given: Any) -> Any:
+            with policy.replayed.constants, counting(inside):
+                made = plain(*given)
+            moved.append(sum(each is not None for each in (*given, *made)))
+            return made
+
+        policy.replayed.function = watched
+        with counting() as counts:
+            act()
+        launches = [c.totals["kernels"] + c.totals["uploads"] + c.totals["downloads"] for c in (counts, inside)]
+        return Recorded(len(moved), inside, launches[0] - launches[1] + sum(moved) + len(moved))
+
+    try:
+        return [once() for _ in range(2)][1]  # The first copies the numbers that are kept.
+    finally:
+        policy.replayed.function = plain
+
+
+def count_recorded(name: str) -> Recorded:
+    """`watch_act` of a policy that has graphs."""
+    policy: Any = policy_matrix.build(name, NAME)
+    obs, generator = fake_observation(policy_matrix.SPEC, policy_matrix.BATCH), torch.Generator().manual_seed(0)
+    return watch_act(policy, lambda: policy.act(obs, generator, 1.0))
 
 
 def count_learning(name: str) -> tuple[Budget, Budget]:
@@ -162,6 +211,10 @@ def main() -> None:
         for what, found, allowed in counted(Path(folder)):
             cells = [f"{a} / {b}" for a, b in zip(found, allowed, strict=True)]
             print(f"{what:58s}" + "".join(f"{cell:>14s}" for cell in cells), flush=True)
+        for name, most in RECORDED.items():
+            found = count_recorded(name)
+            kernels = found.inside.totals["kernels"]
+            print(f"act: {name}: {found.passes} graph of {kernels:,} launches; {found.left} / {most} beside it")
 
 
 if __name__ == "__main__":

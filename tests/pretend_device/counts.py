@@ -54,9 +54,13 @@ _counting: list[Counts] = []
 
 
 @contextmanager
-def counting() -> Iterator[Counts]:
-    """Count what the block makes the device do; blocks may be nested, and each counts all of what is inside it."""
-    counts = Counts()
+def counting(counts: Counts | None = None) -> Iterator[Counts]:
+    """Count what the block makes the device do; blocks may be nested, and each counts all of what is inside it.
+
+    Args:
+        counts: that are added to.
+    """
+    counts = Counts() if counts is None else counts
     _counting.append(counts)
     try:
         yield counts

@@ -28,7 +28,7 @@ def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: to
     return by_row(draw, shape, generator, dim).to(device)
 
 
-def guided(readings: Sequence[Tensor], weight: float) -> Tensor:
+def guided(readings: Sequence[Tensor], weight: float | Tensor) -> Tensor:
     """Classifier-free guidance (arXiv 2207.12598): plain + weight (conditional - plain), to the bit at 0 and 1.
 
     Args:

@@ -63,7 +63,10 @@ class Bimodal(Policy):
         if prefix is not None:
             config = real_time_chunking.rtc_config(prefix, None)
             rest = torch.from_numpy(prefix.actions)
-            velocity = real_time_chunking.guided(own, rest, prefix.num_frozen, config)
+            shape = torch.Size((obs.batch_size, CHUNK, 1))
+            velocity = real_time_chunking.guided(
+                own, real_time_chunking.underway(rest, prefix.num_frozen, config, shape)
+            )
         noise = flow_sampling.normal((obs.batch_size, CHUNK, 1), self.generator, torch.device("cpu"))
         return ActionChunk(flow_sampling.sample(velocity, noise, 10, FlowSampling(), 0.0).x.numpy())
 

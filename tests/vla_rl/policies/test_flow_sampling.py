@@ -7,8 +7,17 @@ import pytest
 import torch
 from scipy import stats
 
+from vla_rl.common.row_noise import RowGenerator
 from vla_rl.config import ConfigError, validate
-from vla_rl.policies.lerobot.flow_sampling import gaussian_step, log_density, path_log_prob, sample
+from vla_rl.policies.lerobot.flow_sampling import (
+    gaussian_step,
+    log_density,
+    normal,
+    path_log_prob,
+    plain_step,
+    random_step,
+    sample,
+)
 from vla_rl.policies.lerobot.options import FlowSampling
 
 MEAN, STD = 0.7, 0.4
@@ -110,6 +119,29 @@ def test_the_stored_path_has_the_log_prob_it_was_drawn_with(method, joint, tempe
         assert (levels[:, 0] == 1).all() and (levels[:, -1] == 0).all()
     else:
         assert len(levels[:, 0].unique()) == 6, "each row draws its own step"
+
+
+def seeded(by_row):
+    generator = RowGenerator() if by_row else torch.Generator()
+    if by_row:
+        generator.rows = [torch.Generator().manual_seed(i) for i in range(5)]
+    return generator.manual_seed(7)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("joint", [True, False])
+def test_numbers_that_are_drawn_beforehand_are_those_that_each_step_would_draw(joint, by_row):
+    sampling, noise = FlowSampling(joint=joint), torch.randn((5, 2, 3), generator=torch.Generator().manual_seed(0))
+    generator = seeded(by_row)
+    steps, x = None if joint else random_step(4, 5, generator), noise
+    for k in range(4):
+        level, after = torch.full((5,), 1 - k / 4), torch.full((5,), 1 - (k + 1) / 4)
+        speed, _ = constant_flow(x, level)
+        mean, std = gaussian_step(sampling, x, speed, None, level, after, 0.7)
+        drawn = mean + std * normal(x.shape, generator, x.device)
+        noisy = torch.ones(5, dtype=torch.bool) if steps is None else steps == k
+        x = torch.where(noisy[:, None, None], drawn, plain_step(x, speed, level, after))
+    assert torch.equal(sample(constant_flow, noise, 4, sampling, 0.7, seeded(by_row)).x, x)
 
 
 def test_the_log_prob_is_scipys():

@@ -65,24 +65,15 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         """See `GuidablePolicy`: the velocity is guided; Flow-Noise's spread is that of `obs`."""
         if temperature < 0:
             raise ValueError(f"temperature: got {temperature}, must be at least 0")
-        batch = self._batch(obs)
+        batches = [self._batch(each) for each in (obs, *plain)]
         shape = (obs.batch_size, self.core.config.chunk_size, self.network.width)
         source = torch.Generator().manual_seed(0) if generator is None and temperature == 0 else generator
         noise = flow_sampling.normal(shape, source, self.device)
-        with self._autocast():
-            prefix = self.network.prefix(batch)
-            others = [self.network.prefix(self._batch(each)) for each in plain]
-        velocity, sampling = self._velocity(prefix), self.config.sampling
-        velocity = flow_sampling.guided([velocity, *map(self._velocity, others)], weight)
-        keeps = self.network.keeps_noise
-        drawn = flow_sampling.sample(velocity, noise, self.num_steps, sampling, temperature, generator, keeps)
-        value = self._value(prefix.features, batch)
-        return ActionChunk(
-            actions=self._to_environment(self._executed(self.network.to_actions(drawn.x))),
-            path=None if drawn.path is None else drawn.path.cpu().numpy(),
-            log_prob=None if drawn.log_prob is None else self._executed(drawn.log_prob).cpu().numpy(),
-            value=None if value is None else value.cpu().numpy(),
-        )
+        injected = flow_sampling.inject(noise, self.num_steps, self.config.sampling, temperature, generator)
+        strength = noise.new_full((), weight) if plain else None
+        x, *rest = self._denoised(batches, noise, injected, strength)
+        path, log_prob, value = (None if each is None else each.cpu().numpy() for each in rest)
+        return ActionChunk(actions=self._to_environment(x), path=path, log_prob=log_prob, value=value)
 
     def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
         """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
@@ -145,29 +136,66 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         batch = self._batch(obs)
         with self._autocast():
             prefix = self.network.prefix(batch)
-        features, velocity = self._with_state(prefix.features, batch), self._velocity(prefix)
-        chunks = []
+        features, chunks = self._with_state(prefix.features, batch), []
         for chosen in choose(features).to(self.device).unbind(1):
             noise = chosen.new_zeros(obs.batch_size, self.core.config.chunk_size, self.network.width)
             noise[..., : chosen.shape[-1]] = chosen
-            keeps = self.network.keeps_noise
-            drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0, None, keeps)
-            chunks.append(self._to_environment(self._executed(self.network.to_actions(drawn.x))))
+            chunks.append(self._to_environment(self._denoised([prefix], noise)[0]))
         return features, np.stack(chunks, 1)
 
     # --- parts --------------------------------------------------------------------------------
 
+    def _denoised(
+        self,
+        seen: Sequence[dict[str, Any] | Prefix],
+        noise: Tensor,
+        injected: flow_sampling.Injected | None = None,
+        weight: Tensor | None = None,
+        underway: real_time_chunking.Underway | None = None,
+    ) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+        """`_chunk`, without gradients: as one CUDA graph, where the policy has them."""
+        if self.replayed is None:
+            return self._chunk(seen, noise, injected, weight, underway)
+        seen = [each if isinstance(each, Prefix) else _tensors(each) for each in seen]
+        given, self._given = tree_flatten((seen, noise, injected, weight, underway))
+        x, *rest = self.replayed(*given)
+        return cast(Tensor, x), *rest
+
+    def _replayable(self, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        return self._chunk(*tree_unflatten(given, self._given))
+
+    def _chunk(
+        self,
+        seen: Sequence[dict[str, Any] | Prefix],
+        noise: Tensor,
+        injected: flow_sampling.Injected | None,
+        weight: Tensor | None,
+        underway: real_time_chunking.Underway | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """All that the device computes of a chunk: normalized actions (B, H, A), path, log-probability, value.
+
+        Args:
+            seen: batches, or what was read of them; a second one is what guidance by `weight` leads away from.
+        """
+        with self._autocast():
+            prefixes = [each if isinstance(each, Prefix) else self.network.prefix(each) for each in seen]
+        velocities = [self._velocity(prefix) for prefix in prefixes]
+        velocity = flow_sampling.guided(velocities, 1.0 if weight is None else weight)
+        if underway is not None:
+            velocity = real_time_chunking.guided(velocity, underway)
+        sampling, keeps = self.config.sampling, self.network.keeps_noise
+        drawn = flow_sampling.denoise(velocity, noise, self.num_steps, sampling, injected, keeps)
+        log_prob = None if drawn.log_prob is None else self._executed(drawn.log_prob)
+        value = None if isinstance(seen[0], Prefix) else self._value(prefixes[0].features, seen[0])
+        return self._executed(self.network.to_actions(drawn.x)), drawn.path, log_prob, value
+
     def _velocity(self, prefix: Prefix) -> flow_sampling.Velocity:
         """Velocity and Flow-Noise's standard deviation, float32, given what was seen."""
 
-        seen, self._seen = tree_flatten((prefix.valid, prefix.cache, prefix.features, prefix.state))
-
         def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-            if self.replayed is not None and not torch.is_grad_enabled():
-                speed, std = self.replayed(x, level, *seen)
-                return cast(Tensor, speed), std
             with self._autocast():
-                return self._moved(prefix, x, level)
+                speed, hidden = self.network.velocity(prefix, x, level)
+                return speed, None if self.noise_head is None else self.noise_head(hidden.float())
 
         if not self.config.gradient_checkpointing:
             return velocity
@@ -178,15 +206,6 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
             return cast(tuple[Tensor, Tensor | None], checkpoint(velocity, x, level, use_reentrant=False))
 
         return recomputed
-
-    def _moved(self, prefix: Prefix, x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-        speed, hidden = self.network.velocity(prefix, x, level)
-        return speed, None if self.noise_head is None else self.noise_head(hidden.float())
-
-    def _replayable(self, x: Tensor, level: Tensor, *seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """`_velocity`'s. Autocast keeps no copy of a weight, which a graph would read for ever."""
-        with self._autocast(keeps_copies=False):
-            return self._moved(Prefix(*tree_unflatten(seen, self._seen)), x, level)
 
     def _check_path(self, path: np.ndarray | None) -> np.ndarray:
         if path is None:
@@ -231,11 +250,13 @@ class ContinuingFlowPolicy(LeRobotFlowPolicy):
         leftover = batch.pop(ACTION).to(self.device, torch.float32)
         source = torch.Generator().manual_seed(0) if generator is None else generator
         noise = flow_sampling.normal((len(leftover), size, self.core.config.max_action_dim), source, self.device)
-        with self._autocast():
-            seen = self.network.prefix(batch)
-        velocity = real_time_chunking.guided(self._velocity(seen), leftover, prefix.num_frozen, config)
-        drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0)
-        return ActionChunk(actions=self._to_environment(self._executed(drawn.x)))
+        underway = real_time_chunking.underway(leftover, prefix.num_frozen, config, noise.shape)
+        return ActionChunk(actions=self._to_environment(self._denoised([batch], noise, underway=underway)[0]))
+
+
+def _tensors(batch: dict[str, Any]) -> dict[str, Tensor]:
+    """Without what LeRobot's processors leave beside the tensors."""
+    return {name: value for name, value in batch.items() if isinstance(value, Tensor)}
 
 
 class NoiseHead(nn.Module):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,20 @@ from vla_rl.policies.lerobot.options import FlowSampling
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 LOG_2PI = math.log(2 * math.pi)
+
+
+class Injected(NamedTuple):
+    """What is random in denoising, drawn before it, so that a CUDA graph can hold all steps.
+
+    Attributes:
+        noise: N(0, I) of each step, float32 (K, B, C, D).
+        step: the noisy step of each row, int64 (B,); None: all are (`joint`).
+        temperature: that scales the noise, float64 ().
+    """
+
+    noise: Tensor
+    step: Tensor | None
+    temperature: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ def gaussian_step(
     learned_std: Tensor | None,
     level: Tensor,
     next_level: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, (B, C, D), of one noisy denoising step from `level` to `next_level`, (B,).
@@ -108,40 +123,61 @@ def sample(
         generator: of the injected noise; its device may differ from the noise's.
         keeps_noise: whether each step mixes the prediction with `noise` anew, as X-VLA does.
     """
-    kept = noise if keeps_noise else None
+    injected = inject(noise, num_steps, sampling, temperature, generator)
+    return denoise(velocity, noise, num_steps, sampling, injected, keeps_noise)
+
+
+def inject(
+    start: Tensor, num_steps: int, sampling: FlowSampling, temperature: float, generator: torch.Generator | None
+) -> Injected | None:
+    """Draw what `num_steps` steps from `start` (B, C, D) need; None at temperature 0, where nothing is random."""
+    if temperature == 0:
+        return None
+    device, home = start.device, _home(generator)
+    step = None if sampling.joint else random_step(num_steps, len(start), generator).to(device)
+    noise = torch.stack([normal(start.shape, generator, home) for _ in range(num_steps)]).to(device)
+    return Injected(noise, step, torch.full((), temperature, dtype=torch.float64, device=device))
+
+
+def denoise(
+    velocity: Velocity,
+    noise: Tensor,
+    num_steps: int,
+    sampling: FlowSampling,
+    injected: Injected | None,
+    keeps_noise: bool = False,
+) -> Drawn:
+    """`sample` with what is random given: the host neither draws, nor waits, nor copies. None: the ODE."""
+    kept, rows = noise if keeps_noise else None, len(noise)
     levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32, device=noise.device)
-    rows = len(noise)
-    noisy_step = None  # Of each row, with one-step likelihoods.
-    if temperature > 0 and not sampling.joint:
-        noisy_step = random_step(num_steps, rows, generator).to(noise.device)
     x, points, total = noise, [noise], torch.zeros_like(noise)
-    if temperature > 0 and sampling.joint:
+    if injected is not None and sampling.joint:
         total = log_density(noise, torch.zeros_like(noise), torch.ones_like(noise))
     before, after = noise, noise
     for k in range(num_steps):
         level, next_level = levels[k].expand(rows), levels[k + 1].expand(rows)
         speed, learned_std = velocity(x, level)
         ode = plain_step(x, speed, level, next_level, kept)
-        if temperature == 0:
+        if injected is None:
             x = ode
             continue
-        mean, std = gaussian_step(sampling, x, speed, learned_std, level, next_level, temperature, kept)
-        drawn = mean + std * normal(x.shape, generator, x.device)
+        mean, std = gaussian_step(sampling, x, speed, learned_std, level, next_level, injected.temperature, kept)
+        drawn = mean + std * injected.noise[k]
         log_prob = log_density(drawn, mean, std, sampling.log_prob_clamp)
-        if noisy_step is None:
+        if injected.step is None:
             total = total + log_prob
             x = drawn
             points.append(x)
             continue
-        here = (noisy_step == k)[:, None, None]
+        here = (injected.step == k)[:, None, None]
         before, after = torch.where(here, x, before), torch.where(here, drawn, after)
         total = torch.where(here, log_prob, total)
         x = torch.where(here, drawn, ode)
-    if temperature == 0:
+    if injected is None:
         return Drawn(x)
-    if noisy_step is None:
+    if injected.step is None:
         return Drawn(x, _pack(torch.stack(points, 1), levels.expand(rows, -1)), total)
-    pair = [levels[noisy_step], levels[noisy_step + 1]]
+    pair = [levels[injected.step], levels[injected.step + 1]]
     points = [before, after]
     if keeps_noise:
         points, pair = [noise, *points], [torch.ones_like(pair[0]), *pair]
@@ -172,7 +208,7 @@ def path_log_prob(
     return total, entropy
 
 
-def guided(velocities: Sequence[Velocity], weight: float) -> Velocity:
+def guided(velocities: Sequence[Velocity], weight: float | Tensor) -> Velocity:
     """A conditional velocity, guided by `weight` away from a plain one, where there is one; see `token_draws`."""
     if len(velocities) == 1:
         return velocities[0]
@@ -187,22 +223,24 @@ def guided(velocities: Sequence[Velocity], weight: float) -> Velocity:
 
 def normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
     """N(0, I) noise, float32, drawn where the generator lives."""
-    where = "cpu" if generator is None else generator.device
 
     def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return torch.randn(shape, generator=generator, device=where, dtype=torch.float32)
+        return torch.randn(shape, generator=generator, device=_home(generator), dtype=torch.float32)
 
     return by_row(draw, shape, generator).to(device)
 
 
 def random_step(num_steps: int, rows: int, generator: torch.Generator | None) -> Tensor:
     """One of the steps for each row, int64 (rows,), drawn where the generator lives."""
-    where = "cpu" if generator is None else generator.device
 
     def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return torch.randint(num_steps, shape, generator=generator, device=where)
+        return torch.randint(num_steps, shape, generator=generator, device=_home(generator))
 
     return by_row(draw, (rows,), generator)
+
+
+def _home(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device
 
 
 def _pack(points: Tensor, levels: Tensor) -> Tensor:

@@ -76,8 +76,10 @@ class LearningPolicy(LeRobotPolicy):
         """(B, C, D) -> (B, H, A): the steps that are executed, without padded dimensions."""
         return x[:, : self.chunk_size, : self.action_dim]
 
-    def _autocast(self, keeps_copies: bool = True) -> torch.autocast:
+    def _autocast(self) -> torch.autocast:
+        """In acting by CUDA graphs it keeps no copy of a weight, which a graph would read for ever."""
         asked, kind = self.config.precision, self.device.type
+        keeps_copies = torch.is_grad_enabled() or not self.config.cuda_graphs
         bf16 = kind == "cuda" if asked == "auto" else asked == "bf16"
         return torch.autocast(kind, torch.bfloat16, bf16, keeps_copies)
 

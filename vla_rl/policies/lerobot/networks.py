@@ -1,13 +1,13 @@
 """Networks of SmolVLA, pi0, pi0.5 and X-VLA behind one interface: encode once, then velocities of noisy actions.
 
-Each method calls LeRobot's own; the difference between the families ends here.
+Each method calls LeRobot's own; the difference between the families ends here. Where LeRobot's waits for the device or
+copies from the host to it, as no CUDA graph can, the same is computed without.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lerobot.policies import pi_gemma
@@ -22,8 +22,7 @@ TOKENS = "observation.language.tokens"
 TOKEN_MASK = "observation.language.attention_mask"
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What a flow policy has read of an observation, for any number of denoising steps.
 
     Attributes:
@@ -141,11 +140,27 @@ class SmolVLANetwork(FlowNetwork):
 
     expert, language = "model.vlm_with_expert.lm_expert.", "model.vlm_with_expert.vlm.model.text_model."
 
+    def _set_up(self) -> None:
+        super()._set_up()
+        self.model.vlm_with_expert.embed_image = self._embed_image
+
     @property
     def feature_size(self) -> int:
         return self.model.vlm_with_expert.config.text_config.hidden_size
 
+    def _embed_image(self, image: Tensor) -> Tensor:
+        """Every patch is seen: transformers reads from the device whether its mask of patches, made on the host, is."""
+        parts = self.model.vlm_with_expert.get_vlm_model()
+        vision, (height, width) = parts.vision_model, image.shape[2:]
+        grid = len(image), height // vision.patch_size, width // vision.patch_size
+        seen = torch.ones(grid, dtype=torch.bool, device=image.device)
+        embedded = vision.embeddings(pixel_values=image.to(vision.dtype), patch_attention_mask=seen)
+        encoded = vision.encoder(inputs_embeds=embedded, attention_mask=None).last_hidden_state
+        return parts.connector(vision.post_layernorm(encoded))
+
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        for name in ("global_image_start_token", "image_end_token"):  # LeRobot's buffers that move with no module.
+            setattr(self.model, name, getattr(self.model, name).to(batch[TOKENS].device))
         images, image_masks = self.core.prepare_images(batch)
         return images, image_masks, batch[TOKENS], batch[TOKEN_MASK], self.core.prepare_state(batch)
 
@@ -241,12 +256,24 @@ class XVLANetwork(FlowNetwork):
     def prefix(self, batch: dict[str, Any]) -> Prefix:
         inputs = self.core._build_model_inputs(batch)
         dtype = self.model._get_target_dtype()
-        seen = self.model.forward_vlm(inputs["input_ids"], inputs["image_input"].to(dtype), inputs["image_mask"])
-        encoded = seen["vlm_features"]
+        num_views = sum(key in batch for key in self.config.image_features)  # LeRobot pads behind them.
+        encoded, others = self._encoded(inputs["input_ids"], inputs["image_input"].to(dtype), num_views)
         state = inputs["proprio"].to(dtype)
         valid = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
-        cache = {**seen, "domain_id": inputs["domain_id"]}
+        cache = {"vlm_features": encoded, "aux_visual_inputs": others, "domain_id": inputs["domain_id"]}
         return Prefix(valid, cache, mean_of_valid(encoded, valid), state)
+
+    def _encoded(self, tokens: Tensor, images: Tensor, num_views: int) -> tuple[Tensor, Tensor]:
+        """The first view with the text, encoded, (B, P, F), and the other views, 0 from `num_views` on, (B, Q, F).
+
+        LeRobot's `forward_vlm` asks the device which views are there.
+        """
+        vlm, (rows, most) = self.model.vlm, images.shape[:2]
+        seen = vlm.get_image_features(images[:, :num_views].flatten(0, 1)).pooler_output
+        views = seen.new_zeros((rows, most, *seen.shape[1:]))
+        views[:, :num_views] = seen.unflatten(0, (rows, num_views))
+        merged = torch.cat([views[:, 0], vlm.get_input_embeddings()(tokens)], 1)
+        return vlm.language_model.encoder(inputs_embeds=merged)[0], views[:, 1:].flatten(1, 2)
 
     def velocity(self, prefix: Prefix, x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
         clean = self._predict(prefix, x, level)

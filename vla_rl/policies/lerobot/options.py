@@ -167,8 +167,8 @@ class LeRobotOptions(PolicyConfig):
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="On an NVIDIA GPU, denoise by CUDA graphs, one recorded for each batch size, so that the host does "
-        "not launch every step's kernels. For SmolVLA, pi0, pi0.5 and X-VLA.",
+        description="On an NVIDIA GPU, compute a chunk as one CUDA graph, recorded for each batch size and length of "
+        "prompts, so that the host does not launch its kernels. For SmolVLA, pi0, pi0.5 and X-VLA.",
     )
     merge_lora: bool = Field(
         default=False,

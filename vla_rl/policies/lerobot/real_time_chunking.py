@@ -2,16 +2,17 @@
 
 While a chunk is computed the robot plays the rest of the last one, so the new chunk must agree with it there.
 Denoising is guided to that: at each step the velocity is corrected towards a sample whose beginning is that rest
-(PiGDM, arXiv 2305.10844). The guidance is LeRobot's `RTCProcessor`; it leaves the network's Jacobian out, so a step
-costs no backward pass.
+(PiGDM, arXiv 2305.10844). The guidance is that of LeRobot's `RTCProcessor`, which leaves the network's Jacobian out, so
+a step costs no backward pass; here as a function of tensors alone, which a CUDA graph can hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from lerobot.configs import RTCAttentionSchedule
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.policies.rtc.modeling_rtc import RTCProcessor
@@ -43,20 +44,42 @@ def rtc_config(prefix: ActionPrefix, own: Any) -> Any:
     return replace(config, execution_horizon=max(horizon, prefix.num_frozen))
 
 
-def guided(velocity: Velocity, leftover: Tensor, num_frozen: int, config: Any) -> Velocity:
-    """The velocity that leads to samples which begin as `leftover`.
+class Underway(NamedTuple):
+    """What guides a sample to begin as the actions that are under way.
+
+    Attributes:
+        actions: normalized, float32 (B, C, D), padded with 0.
+        weights: how much each of the chunk's actions is to agree with them, float32 (C, 1).
+        most: bound of the guidance's weight, float32 ().
+    """
+
+    actions: Tensor
+    weights: Tensor
+    most: Tensor
+
+
+def underway(leftover: Tensor, num_frozen: int, config: Any, shape: torch.Size) -> Underway:
+    """Prepare actions that are under way for samples of this shape, (B, C, D), on the device of `leftover`.
 
     Args:
         leftover: float32 (B, P, A), normalized, P and A at most the sample's.
         config: LeRobot's `RTCConfig`.
     """
-    processor = RTCProcessor(config)
+    short = shape[1] - leftover.shape[1], shape[2] - leftover.shape[2]
+    horizon = min(config.execution_horizon, leftover.shape[1])
+    weights = RTCProcessor(config).get_prefix_weights(num_frozen, horizon, shape[1])
+    most = torch.full((), config.max_guidance_weight, dtype=torch.float32, device=leftover.device)
+    return Underway(F.pad(leftover, (0, short[1], 0, short[0])), weights[:, None].to(leftover.device), most)
+
+
+def guided(velocity: Velocity, given: Underway) -> Velocity:
+    """The velocity that leads to samples which begin as the actions that are under way."""
 
     def corrected(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-        @torch.no_grad()  # LeRobot turns gradients on around it, but uses none that pass through the network.
-        def plain(noisy: Tensor) -> Tensor:
-            return velocity(noisy, level)[0]
-
-        return processor.denoise_step(x, leftover, num_frozen, float(level[0]), plain), None
+        speed, std = velocity(x, level)
+        t = level[:, None, None]
+        error = (given.actions - (x - t * speed)) * given.weights
+        guidance = torch.minimum(t / (1 - t) * ((1 - t) ** 2 + t**2) / t**2, given.most)
+        return speed - guidance * error, std
 
     return corrected

@@ -73,8 +73,13 @@ ON_DEVICES: dict[str, dict[str, Any]] = VARIANTS | {
         "kind": "lerobot", "type": "pi0", "preset": "tiny", "cuda_graphs": True, "lora": {"rank": 2},
         "trainable": "lora",
     },
-    "pi05-graphs": {"kind": "lerobot", "type": "pi05", "preset": "tiny", "cuda_graphs": True},
-    "xvla-graphs": {"kind": "lerobot", "type": "xvla", "preset": "tiny", "cuda_graphs": True},
+    "pi05-graphs": {
+        "kind": "lerobot", "type": "pi05", "preset": "tiny", "cuda_graphs": True, "value_head": True,
+        "sampling": {"method": "flow_noise"},
+    },
+    "xvla-graphs": {
+        "kind": "lerobot", "type": "xvla", "preset": "tiny", "cuda_graphs": True, "sampling": {"joint": True},
+    },
     "openvla-image-chain": {
         "kind": "openvla", "precision": "fp32", "attention": "sdpa", "keyframe_loss_weight": 0.1,
         "images": {"jpeg_quality": 95, "resize": "lanczos3", "crop_area": 0.9},
