@@ -68,7 +68,7 @@ class Bimodal(Policy):
                 own, real_time_chunking.underway(rest, prefix.num_frozen, config, shape)
             )
         noise = flow_sampling.normal((obs.batch_size, CHUNK, 1), self.generator, torch.device("cpu"))
-        return ActionChunk(flow_sampling.sample(velocity, noise, 10, FlowSampling(), 0.0).x.numpy())
+        return ActionChunk(flow_sampling.denoise(velocity, noise, 10, FlowSampling(), None).x.numpy())
 
     def act(self, obs: Observation, generator: Any = None, temperature: float = 1.0) -> ActionChunk:
         return self._chunk(obs, None)

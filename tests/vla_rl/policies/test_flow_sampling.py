@@ -10,13 +10,14 @@ from scipy import stats
 from vla_rl.common.row_noise import RowGenerator
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.lerobot.flow_sampling import (
+    denoise,
     gaussian_step,
+    inject,
     log_density,
     normal,
     path_log_prob,
     plain_step,
     random_step,
-    sample,
 )
 from vla_rl.policies.lerobot.options import FlowSampling
 
@@ -34,6 +35,11 @@ def gaussian_flow(x, level):
 def constant_flow(x, level):
     """A velocity and a noise that vary over the path, for likelihoods worked out by hand."""
     return torch.full_like(x, 0.5) * level[:, None, None], torch.full_like(x, 0.1)
+
+
+def sample(velocity, noise, num_steps, sampling, temperature, generator=None, keeps_noise=False):
+    injected = inject(noise, num_steps, sampling, temperature, generator)
+    return denoise(velocity, noise, num_steps, sampling, injected, keeps_noise)
 
 
 def draw(sampling, temperature=1.0, rows=40_000, num_steps=50, velocity=gaussian_flow, seed=0):

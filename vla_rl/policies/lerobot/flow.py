@@ -146,20 +146,15 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
     # --- parts --------------------------------------------------------------------------------
 
     def _denoised(
-        self,
-        seen: Sequence[dict[str, Any] | Prefix],
-        noise: Tensor,
-        injected: flow_sampling.Injected | None = None,
-        weight: Tensor | None = None,
-        underway: real_time_chunking.Underway | None = None,
+        self, seen: Sequence[dict[str, Any] | Prefix], noise: Tensor, *rest: Any
     ) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
         """`_chunk`, without gradients: as one CUDA graph, where the policy has them."""
         if self.replayed is None:
-            return self._chunk(seen, noise, injected, weight, underway)
-        seen = [each if isinstance(each, Prefix) else _tensors(each) for each in seen]
-        given, self._given = tree_flatten((seen, noise, injected, weight, underway))
-        x, *rest = self.replayed(*given)
-        return cast(Tensor, x), *rest
+            return self._chunk(seen, noise, *rest)
+        tensors = [s if isinstance(s, Prefix) else {k: v for k, v in s.items() if torch.is_tensor(v)} for s in seen]
+        given, self._given = tree_flatten((tensors, noise, *rest))
+        x, *others = self.replayed(*given)
+        return cast(Tensor, x), *others
 
     def _replayable(self, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         return self._chunk(*tree_unflatten(given, self._given))
@@ -168,9 +163,9 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         self,
         seen: Sequence[dict[str, Any] | Prefix],
         noise: Tensor,
-        injected: flow_sampling.Injected | None,
-        weight: Tensor | None,
-        underway: real_time_chunking.Underway | None,
+        injected: flow_sampling.Injected | None = None,
+        weight: Tensor | None = None,
+        underway: real_time_chunking.Underway | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """All that the device computes of a chunk: normalized actions (B, H, A), path, log-probability, value.
 
@@ -251,12 +246,7 @@ class ContinuingFlowPolicy(LeRobotFlowPolicy):
         source = torch.Generator().manual_seed(0) if generator is None else generator
         noise = flow_sampling.normal((len(leftover), size, self.core.config.max_action_dim), source, self.device)
         underway = real_time_chunking.underway(leftover, prefix.num_frozen, config, noise.shape)
-        return ActionChunk(actions=self._to_environment(self._denoised([batch], noise, underway=underway)[0]))
-
-
-def _tensors(batch: dict[str, Any]) -> dict[str, Tensor]:
-    """Without what LeRobot's processors leave beside the tensors."""
-    return {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        return ActionChunk(actions=self._to_environment(self._denoised([batch], noise, None, None, underway)[0]))
 
 
 class NoiseHead(nn.Module):

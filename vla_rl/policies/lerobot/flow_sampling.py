@@ -107,30 +107,15 @@ def log_density(x: Tensor, mean: Tensor, std: Tensor, clamp: tuple[float, float]
     return value if clamp is None else value.clamp(*clamp)
 
 
-def sample(
-    velocity: Velocity,
-    noise: Tensor,
-    num_steps: int,
-    sampling: FlowSampling,
-    temperature: float,
-    generator: torch.Generator | None = None,
-    keeps_noise: bool = False,
-) -> Drawn:
-    """Denoise `noise` (B, C, D), which is N(0, I), in `num_steps` steps.
-
-    Args:
-        temperature: 0 integrates the ODE by Euler steps, as LeRobot does; else the injected noise is scaled by it.
-        generator: of the injected noise; its device may differ from the noise's.
-        keeps_noise: whether each step mixes the prediction with `noise` anew, as X-VLA does.
-    """
-    injected = inject(noise, num_steps, sampling, temperature, generator)
-    return denoise(velocity, noise, num_steps, sampling, injected, keeps_noise)
-
-
 def inject(
     start: Tensor, num_steps: int, sampling: FlowSampling, temperature: float, generator: torch.Generator | None
 ) -> Injected | None:
-    """Draw what `num_steps` steps from `start` (B, C, D) need; None at temperature 0, where nothing is random."""
+    """Draw what `num_steps` steps from `start` (B, C, D) need; None at temperature 0, where nothing is random.
+
+    Args:
+        temperature: 0 integrates the ODE by Euler steps, as LeRobot does; else the injected noise is scaled by it.
+        generator: its device may differ from the start's.
+    """
     if temperature == 0:
         return None
     device, home = start.device, _home(generator)
@@ -147,7 +132,11 @@ def denoise(
     injected: Injected | None,
     keeps_noise: bool = False,
 ) -> Drawn:
-    """`sample` with what is random given: the host neither draws, nor waits, nor copies. None: the ODE."""
+    """Denoise `noise` (B, C, D), which is N(0, I), in `num_steps` steps; the host neither draws, nor waits, nor copies.
+
+    Args:
+        keeps_noise: whether each step mixes the prediction with `noise` anew, as X-VLA does.
+    """
     kept, rows = noise if keeps_noise else None, len(noise)
     levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32, device=noise.device)
     x, points, total = noise, [noise], torch.zeros_like(noise)
