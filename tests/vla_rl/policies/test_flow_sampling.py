@@ -128,10 +128,11 @@ def test_the_stored_path_has_the_log_prob_it_was_drawn_with(method, joint, tempe
 
 
 def seeded(by_row):
-    generator = RowGenerator() if by_row else torch.Generator()
-    if by_row:
-        generator.rows = [torch.Generator().manual_seed(i) for i in range(5)]
-    return generator.manual_seed(7)
+    if not by_row:
+        return torch.Generator().manual_seed(7)
+    generator = RowGenerator()
+    generator.rows = [torch.Generator().manual_seed(i) for i in range(5)]
+    return generator
 
 
 @pytest.mark.parametrize("by_row", [False, True])
