@@ -87,6 +87,7 @@ def _numbers(value: Any) -> Any:
 class SimConfig(EnvConfig):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
+    is_simulator: ClassVar[bool] = True
     bound_to_kind: ClassVar[tuple[str, ...]] = ("tasks",)
 
     tasks: tuple[TaskName, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")

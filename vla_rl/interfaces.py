@@ -186,6 +186,7 @@ class EnvConfig(Config):
     Attributes:
         not_stepped: why it cannot be stepped, and what to do, for the user; empty where it can.
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
+        is_simulator: an episode's spec gives its initial state exactly, and trying costs nothing; never a robot.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
         object_names: of the objects whose poses its option `objects` tells (see `vla_rl.data.objects`).
         perturb_axes: what `perturbed` can change.
@@ -195,6 +196,7 @@ class EnvConfig(Config):
     """
 
     is_imagined: ClassVar[bool] = False
+    is_simulator: ClassVar[bool] = False
     shows_structure: ClassVar[bool] = False
     object_names: ClassVar[tuple[str, ...]] = ()
     perturb_axes: ClassVar[tuple[str, ...]] = ()
@@ -232,6 +234,15 @@ class EnvConfig(Config):
     def build_elsewhere(self) -> VecEnv:
         """Of a world model: an `ImaginedEnv` that starts when first used, for a process that deals its episodes."""
         raise NotImplementedError(f"{type(self).__name__} must implement build_elsewhere() for rollouts elsewhere")
+
+    def why_not_executed(self, real: EnvConfig) -> str:
+        """Of a world model: why its episodes' actions cannot be executed in `real`, from where they began, or ""."""
+        return f"env.kind {self.kind!r} does not say that its episodes begin in a simulator"
+
+    @property
+    def most_flattery(self) -> float | None:
+        """Of a world model: RL stops where its success surely exceeds that of the same actions by more; None: never."""
+        return None
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """Start the environment.

@@ -20,6 +20,7 @@ INSIDE = Path(__file__).with_name("inside")  # what runs in RoboTwin's Python
 class RoboTwinConfig(EnvConfig):
     """RoboTwin 2.0's bimanual tasks. One environment per process, as its simulator wants it."""
 
+    is_simulator: ClassVar[bool] = True
     known_cameras: ClassVar[tuple[str, ...]] = ("head", "left_wrist", "right_wrist", "front")
     kind: Literal["robotwin"] = "robotwin"
     root: str = Field(default="$ROBOTWIN_ROOT", description="The RoboTwin checkout, with its assets.")

@@ -3,7 +3,8 @@
 Each check compares the policy with the reference policy, the last one that was found better, on fresh initial states,
 pair by pair. The evidence is that of all pairs since then (`evaluation.pooled`). Its verdict is "better", which makes
 it the reference; "worse", which sends the run back to the reference, and RL ends; or "undecided": RL continues, and
-what the last check leaves undecided is kept, its gain not shown.
+what the last check leaves undecided is kept, its gain not shown. RL also ends where imagination surely flatters the
+policy by more than trust allows (`evaluation.executed`).
 
 `power_text` says what the checks can tell; docs/closed_loop.md has a table.
 """
@@ -19,6 +20,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config, ConfigError, read_written
 from vla_rl.evaluation.evaluate import build_env
+from vla_rl.evaluation.executed import Executed
 from vla_rl.evaluation.pooled import PooledEvidence, PooledTest, power_text
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import EnvConfig, Policy, VecEnv
@@ -35,7 +37,12 @@ class GateConfig(Config):
     """When gains are checked in the real environment, and how surely."""
 
     every: NonNegativeInt = Field(default=0, description="Iterations between checks; 0: no gate.")
-    pairs: PositiveInt = Field(default=150, description="Real episodes of each policy that one check may take.")
+    pairs: PositiveInt = Field(
+        default=150,
+        description="Real episodes of each policy that one check may take. Beside a simulator, it also executes the "
+        "actions of as many imagined episodes, and RL stops where imagination surely flatters the policy by more than "
+        "env.trust.require.acting_gap allows.",
+    )
     alpha: float = Field(
         default=0.05,
         gt=0,
@@ -105,6 +112,7 @@ class GateCheck(Config):
         pooled: all pairs since the reference policy, which decide.
         imagined: of the checked policy, in this iteration's rollouts from initial states: its success, or the mean
             probability paid for it; None where all of them began at keyframes.
+        executed: what those episodes' actions lead to in the simulator; or why that is not known.
         verdict: "better" or "worse" than the reference policy; "undecided": the pairs do not tell.
         rolled_back: the run went back to the reference policy.
         is_last: no later check can decide.
@@ -115,6 +123,7 @@ class GateCheck(Config):
     comparison: SequentialComparison
     pooled: Pooled
     imagined: float | None
+    executed: Executed | str = ""
     verdict: Verdict
     rolled_back: bool
     is_last: bool = False
@@ -134,12 +143,35 @@ class GateCheck(Config):
             f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.reference}, "
             f"difference between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
             f"{self._imagined_text()}{self._pooled_text()}"
+            f"{self.stop_text and '; '}{self.stop_text}"
         )
+
+    @property
+    def stop_text(self) -> str:
+        """Why RL ends here, whatever the verdict: what it learns from is surely not so. Empty where that is not so."""
+        return "" if isinstance(self.executed, str) else self.executed.stop_text
+
+    @property
+    def num_episodes(self) -> int:
+        """Real ones that it took, in all."""
+        executed = 0 if isinstance(self.executed, str) else self.executed.num_episodes
+        return self.comparison.num_episodes + executed
+
+    def metrics(self) -> dict[str, float]:
+        """What is logged, by name."""
+        found = {"gate/real": self.comparison.rate_b, "gate/real_confirmed": self.comparison.rate_a}
+        if isinstance(self.executed, Executed):
+            done = self.executed
+            found |= {"gate/imagined": done.imagined, "gate/executed": done.caused, "gate/gap": done.gap.value}
+            found |= {} if done.order is None else {"gate/order": done.order.value}
+        return found
 
     def _imagined_text(self) -> str:
         if self.imagined is None:
             return "imagined from initial states: not known, all began at keyframes"
-        return f"imagined {100 * self.imagined:.0f} %"
+        known = self.executed if isinstance(self.executed, str) else self.executed.text()
+        asked = "actions not executed: " if isinstance(self.executed, str) and known else ""
+        return f"imagined {100 * self.imagined:.0f} %{'; ' if known else ''}{asked}{known}"
 
     def _pooled_text(self) -> str:
         pooled, earlier = self.pooled, ""
@@ -247,8 +279,8 @@ class Gate:
 
     @property
     def is_closed(self) -> bool:
-        """The last check sent the run back: RL in this world model must not go on."""
-        return bool(self.checks) and self.checks[-1].rolled_back
+        """The last check sent the run back, or is flattered: RL in this world model must not go on."""
+        return bool(self.checks) and (self.checks[-1].rolled_back or bool(self.checks[-1].stop_text))
 
     def check(
         self,
@@ -260,12 +292,14 @@ class Gate:
         temperature: float,
         seed: int,
         checks_left: int,
+        executed: Executed | str = "",
         on_batch: Callable[[int, float], None] | None = None,
     ) -> GateCheck:
         """Compare the policy with the reference in the real environment, and make it the reference if it is better.
 
         Args:
             checks_left: that the run can still make, this one included; bets are made for as many.
+            imagined, executed: see `GateCheck`.
         """
         kept = self._kept_episodes(env.spec, iteration)
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
@@ -297,9 +331,10 @@ class Gate:
             comparison=comparison,
             pooled=self._pooled(comparison),
             imagined=imagined,
+            executed=executed,
             verdict=verdict,
             rolled_back=verdict == "worse",
-            is_last=checks_left <= 1,
+            is_last=checks_left <= 1 or (isinstance(executed, Executed) and executed.stop_text != ""),
         )
         self.checks.append(check)
         if verdict == "better":

@@ -13,6 +13,7 @@ from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config
 from vla_rl.evaluation.compare import PairedResult, compare, format_p
+from vla_rl.evaluation.gate import read_gate
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
@@ -152,5 +153,7 @@ def outcome(folder: Path) -> list[str]:
     elif not after.is_file() and not run.action_errors_of("final").is_file():
         unknown = "nothing here says whether it is better"
         lines = [next_command("eval", run.config, f"policy.path={folder}", what=unknown)]
+    checks = read_gate(run.gate).checks
+    lines += [checks[-1].stop_text] if checks and checks[-1].stop_text else []
     on_robot = next_command("serve", folder, what="for a robot")
     return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]

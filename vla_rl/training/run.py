@@ -25,6 +25,7 @@ from vla_rl.common.distributed.tensor_files import load_weights, trained_weights
 from vla_rl.common.progress import Progress, RunSteps, Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.evaluate import evaluate
+from vla_rl.evaluation.executed import execute
 from vla_rl.evaluation.gate import Gate
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
@@ -257,28 +258,30 @@ class TrainingRun:
             self._real_env = self._opened.enter_context(closing(self.recipe.gate.build_env(self.recipe.acting_env)))
         return self._real_env
 
-    def check_gain(self) -> None:
-        """The gate: is the gain real? If the policy got worse: back to the last one found better, and RL ends.
+    def check_gain(self, episodes: Sequence[Episode]) -> None:
+        """The gate: is the gain real, and of these newest episodes, what is imagined? Where surely not, RL ends.
 
-        The rejected one is kept beside it: its real episodes are what the world model got wrong.
+        A policy that got worse goes back to the last one found better; the rejected one is kept beside it.
         """
         assert self.gate is not None, "check_gain is due only with a gate"
+        env, pairs = self.recipe.env, self.recipe.gate.pairs
+        why_not = env.why_not_executed(self.recipe.acting_env)
         check = self.gate.check(
             self.policy,
             self.real_env,
             iteration=self.iteration,
             imagined=self._imagined,
+            executed=why_not or execute(self.real_env, episodes, pairs, env.most_flattery, self.world),
             temperature=self.config.temperature,
             seed=derived_seed(self.recipe.seed, self.iteration, _GATE),
             checks_left=self.recipe.gate.num_checks(self.config.iterations, self.iteration - 1),
         )
-        real = check.comparison
-        self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
+        self.logger.log(self.iteration, check.metrics())
         self.logger.print(check.text())
         if self.world.is_main:
             found = {"power": self._gate_power} | self.gate.state()
             write_text_atomic(self.folder.gate, json.dumps(found, indent=1) + "\n")
-        if self.gate.is_closed:
+        if check.rolled_back:
             self._save_policy(self.folder.rejected)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
         elif self.world.is_main:  # Of this check before a kill, which made it end otherwise.

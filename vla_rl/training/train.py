@@ -39,7 +39,7 @@ def train(
             if run.is_due(cfg.validate_every):
                 run.validate()
             if run.is_due(recipe.gate.every):
-                run.check_gain()
+                run.check_gain(episodes)
             if run.is_due(cfg.save_every) or run.took_real_episodes():
                 run.save()
             if on_iteration is not None:

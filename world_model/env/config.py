@@ -116,6 +116,23 @@ class WorldModelEnvConfig(EnvConfig):
         spec = self._task_spec(metadata, None if section is None else section.env_spec())
         return shortened(spec, self.imagination.horizon)
 
+    def why_not_executed(self, real: EnvConfig) -> str:
+        """See `EnvConfig.why_not_executed`."""
+        first = self.first_frames
+        if first is None:
+            return "they begin as recorded episodes did (env.datasets)"
+        if not (first.is_simulator and real.is_simulator):
+            return f"{(real if first.is_simulator else first).kind} is not known as a simulator"
+        if first.env_spec().title != real.env_spec().title:
+            return f"they begin in {first.env_spec().title}, and real episodes in {real.env_spec().title}"
+        return "" if self.imagination.branch_frames is None else "branches (branch_frames) end before their outcome"
+
+    @property
+    def most_flattery(self) -> float | None:
+        """What `trust.require.acting_gap` refuses at; see `EnvConfig.most_flattery`."""
+        bound = self.trust.require.get("acting_gap")
+        return None if bound is None or bound.otherwise == "warn" or self.trust.ignore else bound.at_most
+
     def build_elsewhere(self) -> LaterWorldModelEnv:
         """Loads no weights.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,21 +17,26 @@ import torch
 from pyarrow import parquet
 from tiny_run import metrics, save_small_policy, small_recipe
 
-from sim.dummy import DummyConfig
+from sim.dummy import DummyConfig, DummyEnv
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes
+from vla_rl.evaluation.executed import Executed, execute
+from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes, read_gate
+from vla_rl.evaluation.verdict import outcome
+from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import TRAIN, check
+from vla_rl.rollout.runner import collect
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
-from vla_rl.types import Keyframe
+from vla_rl.types import EpisodeSpec, Keyframe
 
 COUNTS: dict[str, Any] = {
     "gained": 5, "lost": 4, "tied": 11, "num_pairs": 20, "max_pairs": 20, "num_lost_pairs": 0, "num_episodes": 40,
     "rate_a": 0.4, "rate_b": 0.45, "interval": [-0.3, 0.4], "p_value": 1.0, "alpha": 0.05,
 }  # fmt: skip
+EXECUTED = ("gate/imagined", "gate/executed", "gate/gap", "gate/order")
 REAL = "real_env={kind: 'sim.dummy:DummyConfig', num_envs: 8, tasks: [reach_red], horizon: 8}"
 
 
@@ -40,6 +45,26 @@ class DreamConfig(DummyConfig):
 
     is_imagined: ClassVar[bool] = True
     kind: str = ""  # type: ignore[assignment]
+
+
+class ExecutedConfig(DreamConfig):
+    """Stands for a world model whose episodes' actions are executed; what it imagines is so."""
+
+    most_flattery: ClassVar[float | None] = 0.2  # type: ignore[assignment]
+
+    def why_not_executed(self, real: EnvConfig) -> str:
+        return ""
+
+
+class FlatteringConfig(ExecutedConfig):
+    """Imagines a success wherever the policy once moves far to the right."""
+
+    def make(self, record_frames: bool = False) -> DummyEnv:
+        class Flattering(DummyEnv):
+            def apply(self, action: np.ndarray) -> bool:
+                return super().apply(action) or action[0] > 0.85
+
+        return Flattering(self, record_frames)
 
 
 def dream(**options: Any) -> str:
@@ -263,9 +288,9 @@ def test_a_kill_runs_no_finished_check_or_validation_again(tmp_path, wanderer, m
     for name in ("check_gain", "validate"):
         measure = getattr(TrainingRun, name)
 
-        def counted(self: TrainingRun, measure: Any = measure) -> None:
+        def counted(self: TrainingRun, *episodes: Any, measure: Any = measure) -> None:
             measured.append(self.iteration)
-            measure(self)
+            measure(self, *episodes)
 
         monkeypatch.setattr(TrainingRun, name, counted)
     folder, iterations = open_run(recipe, tmp_path / "run", resume=False), iter([1, 2, 0])
@@ -279,6 +304,78 @@ def test_a_kill_runs_no_finished_check_or_validation_again(tmp_path, wanderer, m
     assert measured == [2] and len(list((folder / "checkpoints").iterdir())) == 1
     train(recipe, folder, resume=True)
     assert measured == [2, 4], "the first was not run again"
+
+
+SPREAD = ("gate={every: 2, pairs: 24}", "sampling={first_state: 0, train_states: null}", "train.groups=8")
+
+
+def test_rl_stops_where_imagination_flatters_the_policy(tmp_path, wanderer):
+    """Its actions succeed in what is imagined, and seldom where they are executed."""
+    env = dream(kind=f"{__name__}:FlatteringConfig", horizon=16)
+    recipe = small_recipe(wanderer, env, REAL.replace("horizon: 8", "horizon: 16"), *SPREAD)
+    folder = open_run(recipe, tmp_path / "run", resume=False)
+    train(recipe, folder)
+    (check,) = read_gate(folder / "gate.json").checks
+    done = check.executed
+    assert isinstance(done, Executed) and done.imagined - done.caused > 0.4 and done.gap.low > 0.2 == done.at_most
+    assert (done.num_episodes, check.num_episodes) == (24, check.comparison.num_episodes + 24)
+    assert check.iteration == 2 and check.is_last and not check.rolled_back, "of four; nothing says that it is worse"
+    assert not (folder / "rejected").exists() and not same_weights(folder / "policy", wanderer)
+    logged = metrics(folder)
+    assert [row["step"] for row in logged if "train/success" in row] == [1, 2]
+    assert [row["gate/gap"] for row in logged if "gate/gap" in row] == [done.gap.value]
+    told = "RL stops: imagined success surely exceeds that of the same actions by over 20 points"
+    assert check.text().endswith(told) and told in outcome(folder)
+    train(recipe, folder, resume=True)
+    assert metrics(folder) == logged, "nor does a resumed run go on"
+
+
+def test_rl_goes_on_where_what_is_imagined_is_so_and_nothing_else_of_it_changes(tmp_path, wanderer):
+    """Killed behind the first check and resumed, too."""
+    found = {}
+    for name in ("DreamConfig", "ExecutedConfig"):
+        recipe = small_recipe(wanderer, dream(kind=f"{__name__}:{name}"), REAL, *SPREAD, "train.allow_no_success=true")
+        folder, iterations = open_run(recipe, tmp_path / name, resume=False), iter([1, 2, 0, 0, 0])
+
+        def kill_after_two(iterations: Any = iterations, name: str = name) -> None:
+            if next(iterations) == 2 and name == "ExecutedConfig":
+                raise ZeroDivisionError
+
+        with suppress(ZeroDivisionError):
+            train(recipe, folder, on_iteration=kill_after_two)
+        train(recipe, folder, resume=True)
+        rows = [{key: row[key] for key in row if key not in EXECUTED} for row in metrics(folder)]
+        found[name] = rows, read_gate(folder / "gate.json").checks, load_policy(folder / "policy").state_dict()
+    (rows, checks, weights), (others, executed, same) = found.values()
+    assert rows == others and [check.iteration for check in checks] == [2, 4] and len(weights) == len(same)
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    for plain, other in zip(checks, executed, strict=True):
+        done = other.executed
+        assert isinstance(done, Executed) and done.gap.value == 0 and done.imagined == done.caused > 0
+        assert (
+            done.order is not None
+            and done.order.value == pytest.approx(1)
+            and "order within a state 1.00" in done.text()
+        )
+        assert other.model_copy(update={"executed": plain.executed}) == plain
+
+
+def test_a_few_whole_episodes_of_each_initial_state_are_executed(wanderer):
+    specs = [EpisodeSpec("reach_red", "train", index) for index in (0, 1, 2, 3) for _ in range(6)]
+    with closing(cast(Any, DummyConfig(num_envs=5, horizon=8, tasks=("reach_red",))).build()) as env:
+        episodes = collect(load_policy(wanderer), env, specs, seed=0)
+        started, reset, step = [], env.reset, env.step
+        env.reset = lambda specs, ids=None: (started.extend(spec.index for spec in specs), reset(specs, ids))[1]
+        episodes[0] = replace(episodes[0], lost=True)
+        episodes[6:12] = [replace(e, spec=replace(e.spec, keyframe=Keyframe("", "", 0, {}))) for e in episodes[6:12]]
+        done = execute(env, episodes, 10, None)
+        assert started == [0] * 4 + [2] * 4 + [3] * 2 and isinstance(done, Executed) and done.stop_text == ""
+        env.step = lambda actions, ids: replace(step(actions, ids), lost=np.array([i == 1 for i in ids]))
+        broken = execute(env, episodes, 10, None)
+        assert isinstance(broken, Executed) and (broken.num_episodes, broken.gap.n) == (10, 8), "one in each batch"
+        env.step = lambda actions, ids: replace(step(actions, ids), lost=np.ones(len(ids), bool))
+        assert execute(env, episodes, 10, None) == "every one was lost"
+        assert execute(env, episodes[6:12], 10, None) == "none of the newest episodes began at an initial state"
 
 
 def test_a_check_that_does_not_reject_leaves_no_rejected_policy(tmp_path, wanderer):
@@ -299,8 +396,9 @@ def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp
         assert run.goes_on()
         episodes = [replace(each, spec=replace(each.spec, keyframe=place)) for each in run.roll_out()]
         run.finish_iteration(episodes, {})
-        run.check_gain()
+        run.check_gain(episodes)
     check = GateCheck.model_validate(json.loads((folder / "gate.json").read_text())["checks"][0])
+    assert check.executed == "env.kind 'test_gate:DreamConfig' does not say that its episodes begin in a simulator"
     assert check.imagined is None and "imagined from initial states: not known" in check.text()
     (row, *_) = metrics(folder)
     assert row["train/success_from_keyframes"] == row["train/success"] and "train/imagined" not in row

@@ -176,6 +176,27 @@ def test_what_a_threshold_tells_apart_refuses_only_where_one_is_used(
     assert again.trust == made.trust, "a run's own recipe says the same"
 
 
+@pytest.mark.parametrize(
+    ("changes", "real", "reason", "bound"),
+    [
+        ({"trust": {}}, DUMMY, "", 0.2),
+        ({"trust": {"require": {"acting_gap": {"at_most": 0.3}}}}, DUMMY, "", 0.3),
+        ({"trust": {"require": {"acting_gap": {"otherwise": "warn"}}}}, DUMMY, "", None),
+        ({"trust": {"require": {"acting_gap": None}}}, DUMMY, "", None),
+        ({"trust": {"ignore": True}}, DUMMY, "", None),
+        ({"first_frames": None, "datasets": "data"}, DUMMY, "they begin as recorded episodes did (env.datasets)", None),
+        ({}, {"kind": "robot", "contract": "so101", "instructions": ["go"]}, "robot is not known as a simulator", None),
+        ({}, {"kind": "tabletop"}, "they begin in dummy, and real episodes in tabletop", None),
+        ({"imagination": {"branch_frames": 2}}, DUMMY, "branches (branch_frames) end before their outcome", None),
+    ],
+)
+def test_actions_are_executed_in_the_simulator_of_the_first_frames_alone(
+    folder: Path, changes: dict[str, Any], real: dict[str, Any], reason: str, bound: float | None
+) -> None:
+    made = WorldModelEnvConfig.model_validate(section(folder, **changes))
+    assert made.why_not_executed(cast(Any, build_component("env", real))) == reason and made.most_flattery == bound
+
+
 def build(folder: Path, **changes: Any) -> WorldModelEnv:
     return cast(Any, build_component("env", section(folder, **changes))).build()
 

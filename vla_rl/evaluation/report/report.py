@@ -313,6 +313,7 @@ def _curves(metrics: Sequence[Mapping[str, float]], is_imagined: bool) -> list[M
             ("train/success", trained, ORANGE, False),
             ("train/success_by_simulator", "train, sampled, by the simulator", PURPLE, False),
             ("gate/real", "real, sampled", PURPLE, True),
+            ("gate/executed", "imagined actions, executed", GRAY, True),
             ("validation/sampled", "validation, sampled", BLUE, True),
             ("validation/greedy", "validation, greedy", GREEN, True),
         )

@@ -56,9 +56,11 @@ def broken_trust(folder: Path, after: Evaluation | None) -> list[str]:
             said.append(
                 f"{title} {figure_text(figure, '' if percent else '{:.2f}')}, which must be {beyond[1]} {limit}"
             )
-    imagined = last.get("imagined")
-    if imagined is None:
-        imagined = next((check.imagined for check in read_gate(run.gate).checks[::-1]), None)
+    imagined, check = last.get("imagined"), next(iter(read_gate(run.gate).checks[::-1]), None)
+    if check is not None and check.stop_text:
+        said.append(check.stop_text)
+    if imagined is None and check is not None:
+        imagined = check.imagined
     mode = next((mode for mode in after.modes if mode != "greedy"), None) if after else None
     if imagined is not None and after is not None and mode is not None:
         rate = after.rate(mode)

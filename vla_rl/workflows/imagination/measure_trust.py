@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import rich
 
-from sim.base import SimConfig
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import read_notes
 from vla_rl.data.keyframes import split_start
 from vla_rl.evaluation.evaluate import build_env, evaluate
+from vla_rl.evaluation.executed import outcomes_of_actions
 from vla_rl.evaluation.results import EpisodeRecord
-from vla_rl.interfaces import VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.recipe.runs import FitRecipe
@@ -164,30 +163,10 @@ def success_as_recorded(
     starts, success = [_start(episode) for episode in imagined], np.array([episode.success for episode in imagined])
     worth = np.array([episode.total_reward for episode in imagined])
     caused = None
-    if replays and isinstance(env_config.first_frames, SimConfig):  # Never a robot.
+    if replays and env_config.first_frames is not None and env_config.first_frames.is_simulator:
         with closing(build_env(recipe.rollout.placed(env_config.first_frames))) as simulator:
-            caused = outcomes_of_actions(simulator, imagined)
+            caused = np.array([bool(found) for found in outcomes_of_actions(simulator, imagined)])  # Broken: failed.
     return PolicyOutcomes(name, starts, np.array(real), success, worth, caused)
-
-
-def outcomes_of_actions(env: VecEnv, episodes: Sequence[Episode]) -> np.ndarray:
-    """Execute each episode's actions in an environment, from its initial state; bool (E,), whether that succeeds.
-
-    What is seen there changes nothing of what is done. An episode that breaks counts as failed.
-    """
-    success = np.zeros(len(episodes), bool)
-    for begin in range(0, len(episodes), env.num_envs):
-        part = episodes[begin : begin + env.num_envs]
-        going = list(range(len(part)))
-        env.reset([episode.spec for episode in part], going)
-        for number in range(max(episode.num_chunks for episode in part)):
-            going = [i for i in going if number < part[i].num_chunks]
-            if not going:
-                break
-            result = env.step(np.stack([part[i].chunks.actions[number] for i in going]), going)
-            success[[begin + i for i in going]] |= result.success & ~result.lost
-            going = [i for i, done in zip(going, result.done, strict=True) if not done]
-    return success
 
 
 def paired[E: (Episode, EpisodeRecord)](real: Sequence[E], imagined: Sequence[E]) -> list[tuple[str, E, E]]:

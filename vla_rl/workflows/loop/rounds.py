@@ -153,8 +153,8 @@ class RealEpisodes(Config):
     """Real episodes of a round.
 
     Attributes:
-        rollouts: to fit the world model on. held_out: for trust. gate: of both policies, in all checks.
-        validation: while RL runs.
+        rollouts: to fit the world model on. held_out: for trust. gate: in all checks, of both policies, and of
+            imagined episodes' actions. validation: while RL runs.
     """
 
     rollouts: int = 0
@@ -184,7 +184,7 @@ def planned_episodes(recipe: LoopRecipe) -> RealEpisodes:
     return RealEpisodes(
         rollouts=config.episodes * num_tasks,
         held_out=config.held_out * num_tasks,
-        gate=checks * gate.pairs * 2,
+        gate=checks * gate.pairs * (2 if recipe.env.why_not_executed(recipe.acting_env) else 3),
         validation=validations * recipe.validation.num_episodes(spec),
     )
 
@@ -217,7 +217,7 @@ def counted_episodes(recipe: LoopRecipe, done: Round) -> RealEpisodes:
     return RealEpisodes(
         rollouts=_collected(done.rollouts),
         held_out=_collected(done.held_out),
-        gate=sum(check.comparison.num_episodes for check in gate_checks(done)),
+        gate=sum(check.num_episodes for check in gate_checks(done)),
         validation=per_validation * len({row["step"] for row in metrics if "validation/sampled" in row}),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from test_report import run, video  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
+from vla_rl.evaluation.executed import Executed
 from vla_rl.evaluation.gate import GateCheck, Pooled
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.report.sections import rounds
 from vla_rl.evaluation.sequential_compare import SequentialComparison
-from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.statistics import Figure, Interval
 from vla_rl.evaluation.video import write_mp4
 
 VERDICT = {
@@ -79,7 +81,9 @@ def test_the_gates_checks_are_told(imagined):
         rate_b=0.7, interval=Interval(0.1, 0.7), p_value=0.01, alpha=0.05,
     )  # fmt: skip
     pooled = Pooled(num_checks=1, gained=9, lost=1, num_pairs=20, better=31, worse=0.1, needed=20)
-    outcome = {"imagined": 0.8, "verdict": "better", "rolled_back": False}
+    gap, order = Figure(value=0.5, low=0.3, high=0.7, n=60), Figure(value=math.nan, n=15)
+    executed = Executed(num_episodes=60, imagined=0.8, caused=0.3, gap=gap, order=order, at_most=0.2)
+    outcome = {"imagined": 0.8, "executed": executed, "verdict": "better", "rolled_back": False}
     check = GateCheck.model_validate({"iteration": 8, "reference": 0, "comparison": found, "pooled": pooled} | outcome)
     (imagined / "gate.json").write_text(
         json.dumps({"power": "what it can tell", "checks": [check.model_dump(mode="json")]})
@@ -87,6 +91,8 @@ def test_the_gates_checks_are_told(imagined):
     page = write_report(imagined).read_text()
     assert "gate at iteration 8: better; real success 30 % -&gt; 70 % in 20 pairs" in page
     assert "What it can tell." in page
+    assert "of 60 imagined episodes 80 %, the same actions executed 30 %: +50 points [+30, +70], order within" in page
+    assert "not to be trusted: RL stops: imagined success surely exceeds that of the same actions by over 20 p" in page
     (imagined / "gate.json").write_text(json.dumps({"checks": [{"iteration": 8, "p": 0.01}]}))
     refused = CliRunner().invoke(app, ["report", str(imagined)])
     assert refused.exit_code == 2, refused.output

@@ -8,20 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sim.dummy import DummyConfig
 from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.executed import outcomes_of_actions
 from vla_rl.evaluation.results import EpisodeRecord
 from vla_rl.interfaces import Policy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
-from vla_rl.workflows.imagination.measure_trust import imagined_env, outcomes_of_actions, paired, success_in_both
+from vla_rl.workflows.imagination.measure_trust import imagined_env, paired, success_in_both
 from world_model.metadata import resolve_path
 
 MODULE = "vla_rl.workflows.imagination.measure_trust"
@@ -80,6 +80,6 @@ def test_actions_executed_again_lead_where_they_led_and_elsewhere_from_another_s
         episodes = collect(cast(Any, Wanderer()), env, specs, seed=0)
         outcomes = [episode.success for episode in episodes]
         assert 3 < sum(outcomes) < 21
-        np.testing.assert_array_equal(outcomes_of_actions(env, episodes), outcomes)
+        assert outcomes_of_actions(env, episodes) == outcomes
         moved = [replace(e, spec=other) for e, other in zip(episodes, specs[1:] + specs[:1], strict=True)]
-        assert (outcomes_of_actions(env, moved) != outcomes).any()
+        assert outcomes_of_actions(env, moved) != outcomes

@@ -171,7 +171,7 @@ def test_a_loop_with_styles_records_what_guides_them(recipe, tmp_path):
 
 TWO = (
     *("loop.rounds=2", "loop.episodes=16", "loop.held_out=24", "loop.controls=[online_grpo]"),
-    *("sampling.keyframe_share=0.5", "train.groups=4", "gate.every=1", "gate.pairs=8", "loop.real_episodes=112"),
+    *("sampling.keyframe_share=0.5", "train.groups=4", "gate.every=1", "gate.pairs=8", "loop.real_episodes=128"),
 )
 
 
@@ -266,10 +266,11 @@ def test_every_real_episode_is_counted_once(whole, two):
     for row, done in zip(table.rows, (Round(whole / "round_1"), Round(whole / "round_2")), strict=True):
         checks = json.loads((done.run / "gate.json").read_text())["checks"]
         assert (row.episodes.rollouts, row.episodes.held_out) == (16, 24)
-        assert row.episodes.gate == sum(check["comparison"]["num_episodes"] for check in checks) > 0
+        assert [check["executed"]["num_episodes"] for check in checks] == [8] * len(checks)
+        assert row.episodes.gate == sum(check["comparison"]["num_episodes"] + 8 for check in checks) > 8
         assert row.verdict == checks[-1]["verdict"] in ("better", "worse", "undecided")
         assert row.num_keyframes and row.after and bool(row.before) == (row.number == 2)
-    assert table.total == sum(row.episodes.total for row in table.rows) <= 112 == table.budget
+    assert table.total == sum(row.episodes.total for row in table.rows) <= 128 == table.budget
     online = read_yaml(whole / "online_grpo" / "config.yaml")
     played = sum(
         json.loads(line)["train/episodes"]
@@ -279,7 +280,7 @@ def test_every_real_episode_is_counted_once(whole, two):
     assert table.total - 4 * online["train"]["iterations"] < played == table.online <= table.total
     page = (whole / "report.html").read_text()
     assert (
-        "RL in the simulator, as many real episodes" in page and f"{table.total} real episodes of at most 112" in page
+        "RL in the simulator, as many real episodes" in page and f"{table.total} real episodes of at most 128" in page
     )
     assert "<h2>Rounds</h2>" in page and "Controls" in page
 
@@ -371,10 +372,10 @@ def test_without_refits_later_rounds_stay_in_the_first_world_model(recipe, tmp_p
     [
         (
             ["loop.real_episodes=50"],
-            r"got 50, too few for 2 rounds: each takes up to 56 \(16 to fit on, 24 held out, 16",
+            r"got 50, too few for 2 rounds: each takes up to 64 \(16 to fit on, 24 held out, 24",
         ),
-        (["loop.real_episodes=60"], r"all of them 112\. Raise it, set loop\.rounds=1, or lower"),
-        (["loop.real_episodes=112", "train.validate_every=1"], "40 for validation"),
+        (["loop.real_episodes=70"], r"all of them 128\. Raise it, set loop\.rounds=1, or lower"),
+        (["loop.real_episodes=128", "train.validate_every=1"], "40 for validation"),
         (["loop.controls=[online]"], "loop.controls"),
         (["loop.old_weight=0"], "loop.old_weight"),
     ],
