@@ -9,10 +9,11 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as registrations
 from torch.overrides import TorchFunctionMode
 
 MOST = 16  # Graphs that are kept at a time; inputs of still other shapes are computed without.
@@ -43,6 +44,42 @@ class KeptConstants(TorchFunctionMode):
 def _is_plain(data: object) -> bool:
     """Whether it is of Python's own numbers alone, whose text tells all of them."""
     return all(map(_is_plain, data)) if isinstance(data, list | tuple) else type(data) in (bool, int, float)
+
+
+class KeptParameters:
+    """A network's parameters, found once: to walk over those of a large one takes longer than to launch its graph.
+
+    Whichever parameter stands in a found one's place is read. `is_current` is False once a module or a parameter has
+    been registered in this network, or another one that is kept; what is deleted, or put in past torch, goes unnoticed.
+
+    Args:
+        modules: those whose own parameters are wanted; None: all of the network's.
+    """
+
+    _watched: ClassVar[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
+    _registered: ClassVar[int] = 0  # In those.
+
+    def __init__(self, network: nn.Module, modules: Iterable[nn.Module] | None = None) -> None:
+        every = list(network.modules())
+        KeptParameters._watched.update(every)
+        self._at = KeptParameters._registered
+        own = [module._parameters for module in (every if modules is None else modules)]
+        self._places = [(held, name) for held in own for name, parameter in held.items() if parameter is not None]
+
+    @property
+    def is_current(self) -> bool:
+        return self._at == KeptParameters._registered
+
+    def read(self) -> list[Any]:
+        return [held[name] for held, name in self._places]
+
+    @classmethod
+    def _note(cls, module: nn.Module, *_: object) -> None:
+        cls._registered += module in cls._watched
+
+
+registrations.register_module_module_registration_hook(KeptParameters._note)
+registrations.register_module_parameter_registration_hook(KeptParameters._note)
 
 
 @dataclass
@@ -84,6 +121,7 @@ class ReplayedPass:
 
     def __init__(self, function: Callable[..., Result], network: nn.Module) -> None:
         self.function, self.constants, self._network = function, KeptConstants(), network
+        self._weights: KeptParameters | None = None
         self._recordings: dict[tuple[object, object], _Recording] = {}  # By the weights' places, and the shapes.
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -95,7 +133,7 @@ class ReplayedPass:
         """The function's results, of their own, not the graph's."""
         if not any(tensor is not None and tensor.is_cuda for tensor in inputs):
             return self.function(*inputs)
-        places = tuple(parameter.data_ptr() for parameter in self._network.parameters())
+        places = self._places()
         key = places, tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
         recording = self._recordings.get(key)
         if recording is None and not self._has_room(places):
@@ -103,6 +141,12 @@ class ReplayedPass:
         if recording is None:
             recording = self._recordings[key] = self._record(inputs)
         return recording.replay(inputs)
+
+    def _places(self) -> tuple[int, ...]:
+        """Where each weight lies now."""
+        if self._weights is None or not self._weights.is_current:
+            self._weights = KeptParameters(self._network)
+        return tuple([weight.data_ptr() for weight in self._weights.read()])
 
     def _has_room(self, places: tuple[int, ...]) -> bool:
         """Whether one more may be kept, those of weights that lie elsewhere dropped first."""

@@ -6,7 +6,6 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from vla_rl.common.cuda_graphs import KeptParameters
 from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.options import LoraOptions
@@ -73,20 +73,53 @@ def merge_adapters(network: nn.Module) -> None:
     for name, module in list(network.named_modules()):
         if isinstance(module, LoraLayer):
             base = cast(nn.Linear, module.get_base_layer())
-            base.weight.data = _merged_weight(module)
+            base.weight.data = _merged(module).data
             network.set_submodule(name, base)
 
 
 # --- acting with merged weights ---------------------------------------------------------------------
 
 
-@dataclass
 class _Merged:
     """Adapted layers' weights with the adapters' products added, and the state of everything that they come from."""
 
-    layers: list[LoraLayer]
-    versions: list[tuple[int, int]]
-    weights: list[Tensor]
+    def __init__(self, policy: nn.Module) -> None:
+        layers: list[LoraLayer] = [module for module in policy.modules() if isinstance(module, LoraLayer)]
+        self.parameters = KeptParameters(policy, (m for layer in layers for m in cast(nn.Module, layer).modules()))
+        self.layers, self.state, self.weights = layers, self.now(), [_merged(layer) for layer in layers]
+        self.bases: list[dict[str, Any]] = [cast(nn.Linear, each.get_base_layer())._parameters for each in layers]
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copied policy makes its own."""
+
+    def now(self) -> list[int]:
+        read = self.parameters.read()
+        return [p._version for p in read] + [p.data_ptr() for p in read]
+
+    def renew(self) -> None:
+        """Follow what has changed, in place where that is possible: graphs that read the weights then stay right."""
+        now = self.now()
+        for number, (layer, old) in enumerate(zip(self.layers, self.weights, strict=True)):
+            new = _merged(layer)
+            if (old.device, old.dtype) == (new.device, new.dtype):
+                old.data.copy_(new)
+            else:
+                self.weights[number] = new
+        self.state = now
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """In the block the layers have these weights, and peft computes the layers alone."""
+        own = [base["weight"] for base in self.bases]
+        for layer, base, weight in zip(self.layers, self.bases, self.weights, strict=True):
+            base["weight"] = weight
+            layer.merged_adapters.append(_ADAPTER)
+        try:
+            yield
+        finally:
+            for layer, base, weight in zip(self.layers, self.bases, own, strict=True):
+                base["weight"] = weight
+                layer.merged_adapters.remove(_ADAPTER)
 
 
 def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
@@ -102,32 +135,16 @@ def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
         policy = cast(nn.Module, args[0])
         if not getattr(policy.config, "merge_lora", False):
             return act(*args, **kwargs)
-        with _merged(policy):
+        made: _Merged | None = policy.__dict__.get("_merged_lora")
+        if made is None or not made.parameters.is_current:
+            forget_merged(policy)  # Before there are new ones: never two copies.
+            made = policy.__dict__["_merged_lora"] = _Merged(policy)
+        elif made.state != made.now():
+            made.renew()
+        with made.in_place():
             return act(*args, **kwargs)
 
     return wrapped
-
-
-@contextmanager
-def _merged(policy: nn.Module) -> Iterator[None]:
-    layers: list[LoraLayer] = [module for module in policy.modules() if isinstance(module, LoraLayer)]
-    versions = [(p._version, p.data_ptr()) for layer in layers for p in cast(nn.Module, layer).parameters()]
-    made: _Merged | None = policy.__dict__.get("_merged_lora")
-    if made is None or made.versions != versions:
-        policy.__dict__["_merged_lora"] = None  # Before there are new ones: never two copies.
-        made = _Merged(layers, versions, [_merged_weight(layer) for layer in layers])
-        policy.__dict__["_merged_lora"] = made
-    bases = [cast(nn.Linear, layer.get_base_layer()) for layer in layers]
-    own = [base.weight.data for base in bases]
-    for layer, base, weight in zip(layers, bases, made.weights, strict=True):
-        base.weight.data = weight
-        layer.merged_adapters.append(_ADAPTER)  # peft then computes the layer alone.
-    try:
-        yield
-    finally:
-        for layer, base, weight in zip(layers, bases, own, strict=True):
-            base.weight.data = weight
-            layer.merged_adapters.remove(_ADAPTER)
 
 
 def adapted_bytes(network: nn.Module) -> int:
@@ -141,10 +158,12 @@ def forget_merged(policy: nn.Module) -> None:
     policy.__dict__["_merged_lora"] = None
 
 
-def _merged_weight(layer: LoraLayer) -> Tensor:
+@torch.no_grad()
+def _merged(layer: LoraLayer) -> nn.Parameter:
     weight = cast(nn.Linear, layer.get_base_layer()).weight
     a, b = (cast(Any, part)[_ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
-    return (weight.float() + layer.scaling[_ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
+    total = weight.float() + layer.scaling[_ADAPTER] * (b.float() @ a.float())
+    return nn.Parameter(total.to(weight.dtype), requires_grad=False)
 
 
 def is_adapter(name: str) -> bool:

@@ -49,6 +49,24 @@ def test_a_copied_policy_replays_its_own_weights(tmp_path):
     assert load_policy(tmp_path / "policy").replayed is not None
 
 
+def test_a_weight_that_lies_elsewhere_is_noticed():
+    network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    replayed = ReplayedPass(lambda x: (network(x),), network)
+    seen = [replayed._places()]
+    kept = replayed._weights
+    network[0].weight.data = network[0].weight.data.clone()
+    seen.append(replayed._places())
+    network[0]._parameters["weight"] = nn.Parameter(torch.ones(2, 3))
+    seen.append(replayed._places())
+    nn.Linear(4, 4)
+    assert replayed._places() == seen[-1] and replayed._weights is kept, "other networks are nothing to this one"
+    network[1] = nn.Linear(2, 2)
+    seen.append(replayed._places())
+    network[1].register_parameter("scale", nn.Parameter(torch.ones(1)))
+    seen.append(replayed._places())
+    assert len(set(seen)) == 5 and len(seen[-1]) == 5
+
+
 def test_only_graphs_of_weights_that_lie_elsewhere_give_way():
     layer = nn.Linear(3, 2)
     replayed = ReplayedPass(lambda x: (layer(x),), layer)
