@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vla_rl.common.row_noise import by_row
@@ -38,17 +37,17 @@ def guided(readings: Sequence[Tensor], weight: float | Tensor) -> Tensor:
 
 
 def draw(
-    logits: Tensor, temperature: float, generator: torch.Generator | None, uniform: Tensor | None = None
+    logits: Tensor, temperature: float | Tensor, generator: torch.Generator | None, uniform: Tensor | None = None
 ) -> Tensor:
     """Draw tokens int64 (...) from logits float32 (..., bins): greedy at temperature 0, else by inverse CDF.
 
-    `uniform`: float64 (...), in place of numbers from the generator.
+    `uniform`: float64 (...), in place of numbers from the generator; the temperature may then be a tensor above 0.
     """
-    if temperature == 0:
-        return logits.argmax(-1)
-    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
     if uniform is None:
+        if temperature == 0:
+            return logits.argmax(-1)
         uniform = uniforms(logits.shape[:-1], generator, logits.device)
+    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
     threshold = uniform[..., None] * cumulative[..., -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
 
@@ -62,34 +61,29 @@ def decode(
     network: OpenVLANetwork,
     prefixes: Sequence[Prefix],
     num_tokens: int,
-    temperature: float,
-    generator: torch.Generator | None,
-    weight: float = 1.0,
+    temperature: float | Tensor,
+    uniform: Tensor | None,
+    weight: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw n tokens one after the other, each after those before it. Logits are computed in full precision.
 
+    Without waiting for the device, so that a CUDA graph can hold all of it.
+
     Args:
         prefixes: what stands before the tokens; with a second one, logits are guided by `weight` away from its.
+        uniform: float64 (n, B, 1), what the tokens are drawn by; None: greedily.
 
     Returns:
         tokens int64 (B, n), logits (B, n, bins), hidden states (B, n, hidden) after the first prefix.
     """
-    reading = [network.start(prefix) for prefix in prefixes]
-    valid = [prefix.valid for prefix in prefixes]
-    first = reading[0][0]
-    # All tokens' numbers at once: the same as one by one, and one copy to the device.
-    uniform = (
-        uniforms((num_tokens, len(first), 1), generator, first.device, dim=1)
-        if temperature > 0
-        else [None] * num_tokens
-    )
+    started = [network.start(prefix, num_tokens - 1) for prefix in prefixes]
+    states, decodings = [state for state, _ in started], [decoding for _, decoding in started]
     tokens, logits, hiddens = [], [], []
     for i in range(num_tokens):
         if i > 0:
-            valid = [None if mask is None else F.pad(mask, (0, 1), value=True) for mask in valid]
-            reading = [network.step(tokens[-1], mask, past) for mask, (_, past) in zip(valid, reading, strict=True)]
-        with torch.autocast(first.device.type, enabled=False):
-            logits.append(guided([network.logits(hidden) for hidden, _ in reading], weight))
-        hiddens.append(reading[0][0])
-        tokens.append(draw(logits[-1], temperature, None, uniform[i]))
+            states = [network.step(tokens[-1], decoding) for decoding in decodings]
+        with torch.autocast(states[0].device.type, enabled=False):
+            logits.append(guided([network.logits(hidden) for hidden in states], weight))
+        hiddens.append(states[0])
+        tokens.append(draw(logits[-1], temperature, None, uniform[i]) if uniform is not None else logits[-1].argmax(-1))
     return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)

@@ -78,7 +78,7 @@ def test_only_graphs_of_weights_that_lie_elsewhere_give_way():
     assert not replayed._has_room(here) and len(replayed._recordings) == MOST
 
 
-@pytest.mark.parametrize("decoder", ["parallel", "l1"])
+@pytest.mark.parametrize("decoder", ["parallel", "l1", "autoregressive"])
 def test_a_policy_acts_and_learns_the_same_with_them(decoder):
     options: dict[str, Any] = {"decoder": decoder} | ({"laplace": {}} if decoder == "l1" else {})
     plain, replaying = make(**options), make(**options, cuda_graphs=True)
@@ -89,11 +89,6 @@ def test_a_policy_acts_and_learns_the_same_with_them(decoder):
     out = replaying.evaluate(obs, b)
     out.log_prob.mean().backward()
     assert any(p.grad is not None and bool(p.grad.any()) for p in replaying.parameters())
-
-
-def test_a_decoder_that_draws_token_by_token_has_none():
-    with pytest.raises(ConfigError, match=r"policy.cuda_graphs: got true, but the decoder 'autoregressive'"):
-        build_component("policy", TINY | {"decoder": "autoregressive", "cuda_graphs": True})
 
 
 def test_a_policy_that_does_not_denoise_by_a_flow_has_none():

@@ -31,7 +31,7 @@ def run(model, x, valid=None, causal=True, **kwargs):
     valid = torch.ones(x.shape[:2], dtype=torch.bool) if valid is None else valid
     length = x.shape[1]
     mask, positions = attention_mask(valid, length, causal, x.device), token_positions(valid, length, x.device)
-    return model.model(x, positions, mask, **kwargs)[0]
+    return model.model(x, positions, mask, **kwargs)
 
 
 def library_model(model: LlamaForCausalLM) -> transformers.LlamaForCausalLM:
@@ -103,11 +103,14 @@ def test_cached_steps_equal_one_pass(model):
     x = embeddings()
     expected = run(model, x)
     mask, positions = attention_mask(None, 8, True, x.device), token_positions(None, 8, x.device)
-    hidden, past = model.model(x[:, :8], positions, mask)
-    rows = [hidden]
+    caches = model.model.make_caches(len(x), 11, x)
+
+    def until(end):
+        return [(keys[:, :, :end], values[:, :, :end]) for keys, values in caches]
+
+    rows = [model.model(x[:, :8], positions, mask, caches=until(8))]
     for i in range(8, 11):
-        hidden, past = model.model(x[:, i : i + 1], torch.tensor([[i]]), None, past=past)
-        rows.append(hidden)
+        rows.append(model.model(x[:, i : i + 1], torch.tensor([[i]]), None, caches=until(i + 1)))
     torch.testing.assert_close(torch.cat(rows, 1), expected, atol=1e-5, rtol=1e-5)
 
 

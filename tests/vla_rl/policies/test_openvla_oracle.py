@@ -82,7 +82,7 @@ def test_base_teacher_forced(case, base, base_obs):
     close(base.evaluate(base_obs, chunk).log_prob.flatten(), case["greedy_logprob_256"], 5e-5)
     prefix = base._prefix(base_obs)
     slots = base.network.embed_actions(torch.from_numpy(chunk.tokens.reshape(1, 7)))
-    hidden, _ = base.network._run(prefix, slots, causal=True, num_read=8)
+    hidden = base.network._run(prefix, slots, causal=True, num_read=8)
     close(hidden[0], case["hidden_final_teacher_forced"][-8:], 1e-4)
     close(base.network.language_model.lm_head(hidden[0, 0]), case["full_logits_step0"], 1e-4)
 
@@ -165,7 +165,7 @@ def test_discrete_logits_tokens_and_actions(discrete):
 def inputs_of(policy, obs):
     prompts = [policy.tokenizer.encode_prompt(text) for text in obs.instruction]
     images = image_batch(policy.prepare(obs), policy.cameras, 224, policy.device)
-    return images, None, prompt_batch(prompts, 32000, policy.device)
+    return images, None, *prompt_batch(prompts, 32000, policy.device)
 
 
 @torch.no_grad()
@@ -198,7 +198,7 @@ def test_wrongly_causal_is_what_the_control_shows():
     policy, obs, _ = discrete_parts()
     expected = arrays(DISCRETE, "expected_with_stop.npz")
     prefix = policy._prefix(obs)
-    hidden, _ = policy.network._run(prefix, policy.network.placeholders(2), causal=True, num_read=56)
+    hidden = policy.network._run(prefix, policy.network.placeholders(2), causal=True, num_read=56)
     wrong = policy.network.logits(hidden)
     close(wrong, expected["logits_if_wrongly_causal"], 1e-4)
     assert (wrong - policy._read(obs, None)[1]).abs().max() > 1.0
@@ -266,7 +266,7 @@ def test_l1_wrong_set_ups_are_what_the_controls_show(control):
         wrong = policy.act(type(obs)(swapped, obs.state, obs.instruction), temperature=0.0).actions[0]
     else:
         prefix = policy._prefix(obs)
-        hidden, _ = policy.network._run(prefix, policy.network.placeholders(1), causal=True, num_read=56)
+        hidden = policy.network._run(prefix, policy.network.placeholders(1), causal=True, num_read=56)
         assert policy.network.action_head is not None and policy.norm_stats is not None
         wrong = policy.norm_stats.action.unnormalize(policy.network.action_head(hidden)[0].numpy())
     close(wrong, expected[control], 2e-5)

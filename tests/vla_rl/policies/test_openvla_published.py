@@ -74,10 +74,10 @@ def test_film_is_moved_by_language_alone(folders):
     obs = fake_observation(SPEC, 2)
     words = policy.network.language_model.model.embed_tokens.weight
     prompts = [policy.tokenizer.encode_prompt(text) for text in obs.instruction]
-    batch = prompt_batch(prompts, 32000, torch.device("cpu"))
-    given = policy.network._language(words[batch.ids], batch.valid)
-    for row, ids in enumerate(prompts):
-        torch.testing.assert_close(given[row], words[torch.tensor([*ids, 2])].mean(0), atol=1e-6, rtol=1e-5)
+    ids, valid = prompt_batch(prompts, 32000, torch.device("cpu"))
+    given = policy.network._language(words[ids], valid)
+    for row, own in enumerate(prompts):
+        torch.testing.assert_close(given[row], words[torch.tensor([*own, 2])].mean(0), atol=1e-6, rtol=1e-5)
 
 
 # --- saving -------------------------------------------------------------------------------------

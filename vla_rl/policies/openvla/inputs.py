@@ -15,8 +15,8 @@ from torch import Tensor
 from vla_rl.data.augment import are_cropped
 from vla_rl.policies.normalization import NormStats
 from vla_rl.policies.openvla.image_chain import apply_chain, check_images
-from vla_rl.policies.openvla.network.network import Prompt
-from vla_rl.policies.openvla.options import ImageChain
+from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
+from vla_rl.policies.openvla.options import Architecture, ImageChain
 from vla_rl.types import Observation
 
 
@@ -62,6 +62,21 @@ def _threads(number: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(number, thread_name_prefix="images")
 
 
+def network_inputs(
+    obs: Observation,
+    cameras: Sequence[str],
+    arch: Architecture,
+    tokenizer: PromptTokenizer,
+    stats: NormStats | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """What `OpenVLANetwork.prefix` reads of a prepared observation, on the device; `stats`: of a state that is read."""
+    prompts = [tokenizer.encode_prompt(text) for text in obs.instruction]
+    images = image_batch(obs, cameras, arch.image_size, device)
+    state = None if stats is None or arch.state_dim is None else state_batch(obs, arch.state_dim, stats, device)
+    return images, state, *prompt_batch(prompts, arch.llm.vocab_size, device)
+
+
 def image_batch(obs: Observation, cameras: Sequence[str], size: int, device: torch.device) -> Tensor:
     """uint8 (B, cameras, size, size, 3) of a prepared observation."""
     return torch.stack([_resize(obs.images[camera], size, device) for camera in cameras], 1)
@@ -89,8 +104,8 @@ def state_batch(obs: Observation, size: int, stats: NormStats, device: torch.dev
     return torch.from_numpy(stats.state.normalize(obs.state)).to(device)
 
 
-def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Prompt:
-    """Prompts of ids, BOS first, padded to the longest between BOS and the rest."""
+def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Prompts' ids and which are valid, as `OpenVLANetwork.prefix` takes them, of ids with BOS first."""
     longest = max(map(len, prompts))
     ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
     valid = np.zeros(ids.shape, dtype=bool)
@@ -100,6 +115,4 @@ def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.de
         start = longest - len(prompt) + 1
         row[start : start + len(prompt) - 1] = prompt[1:]
         mask[start : start + len(prompt) - 1] = True
-    if valid.all():
-        return Prompt(torch.from_numpy(ids).to(device))
-    return Prompt(torch.from_numpy(ids).to(device), torch.from_numpy(valid).to(device))
+    return torch.from_numpy(ids).to(device), None if valid.all() else torch.from_numpy(valid).to(device)

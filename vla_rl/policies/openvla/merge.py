@@ -22,7 +22,6 @@ from torch import Tensor
 from vla_rl.policies import lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE
 from vla_rl.policies.openvla.files.layout import is_published, read_published
-from vla_rl.policies.openvla.network.network import Prompt
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 # Share of the adapters' effect on the outputs that may be lost to rounding.
@@ -155,7 +154,7 @@ def _outputs(policy: OpenVLAPolicy, batch_size: int = 4, length: int = 24) -> Te
     state = torch.rand(batch_size, arch.state_dim or 1, generator=generator) * 2 - 1
     tokens = torch.randint(0, arch.action_bins, (batch_size, arch.num_action_tokens), generator=generator)
     device = policy.device
-    prefix = network.prefix(images.to(device), state.to(device), Prompt(words.to(device)))
+    prefix = network.prefix(images.to(device), state.to(device), words.to(device))
     hidden = network.hidden(prefix, tokens.to(device))
     return (network.logits(hidden) if network.action_head is None else network.action_head(hidden)).cpu()
 

@@ -292,7 +292,7 @@ class OpenVLAOptions(PolicyConfig):
     cuda_graphs: bool = Field(
         default=False,
         description="On an NVIDIA GPU, act by CUDA graphs, one recorded for each batch size: small batches then do not "
-        "wait for the host. Holds the working memory of acting. For the decoders parallel and l1.",
+        "wait for the host. Holds the working memory of acting.",
     )
     merge_lora: bool = Field(
         default=False,
@@ -318,8 +318,6 @@ class OpenVLAOptions(PolicyConfig):
     @model_validator(mode="after")
     def _check(self) -> OpenVLAOptions:
         check_adapters(self.trainable, self.lora is not None, self.path)
-        if self.cuda_graphs and self.decoder == "autoregressive":
-            raise ConfigError("policy.cuda_graphs: got true, but the decoder 'autoregressive' draws token by token")
         if len(set(self.cameras)) != len(self.cameras):
             raise ConfigError(f"policy.cameras: got {list(self.cameras)}, a camera is named twice")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +23,13 @@ from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.layout import PublishedFolder, warn_of_other_suite
-from vla_rl.policies.openvla.inputs import image_batch, prepare_images, prompt_batch, state_batch
+from vla_rl.policies.openvla.inputs import network_inputs, prepare_images
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob, position_loss
-from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix, Prompt
+from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
-from vla_rl.policies.token_draws import check_temperature, decode, draw, guided, token_log_prob
+from vla_rl.policies.token_draws import check_temperature, decode, draw, guided, token_log_prob, uniforms
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 
@@ -60,13 +61,13 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         self.published: PublishedFolder | None = None
         self.trained_beside: set[str] = set()
         self.no_rl_reason: str | None = None
-        self.replayed = ReplayedPass(self._replayable, network) if config.cuda_graphs else None
+        whole = self._decoded if architecture.decoder == "autoregressive" else self._replayable
+        self.replayed = ReplayedPass(whole, network) if config.cuda_graphs else None
         self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
         self.chunk_size = config.executed_actions(architecture.chunk_size)
-        self.action_dim = architecture.action_dim
+        self.action_dim, self.state_dim = architecture.action_dim, architecture.state_dim
         self.num_tokens = self.chunk_size * self.action_dim  # Of the actions that are executed.
         self.cameras = config.cameras
-        self.state_dim = architecture.state_dim
         self.image_size = (architecture.image_size, architecture.image_size)
         self.uses_state = architecture.state_dim is not None
         self.draws_at_once = architecture.decoder == "parallel"
@@ -119,8 +120,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def finish(self, device: str | torch.device) -> Self:
         """Move to the device and set up what depends on it; called once, when the weights are there."""
         self.to(device)
-        kind = self.device.type
-        kernel = self.config.attention
+        kind, kernel = self.device.type, self.config.attention
         self.network.set_kernel(("eager" if kind == "cpu" else "sdpa") if kernel == "auto" else kernel)
         self.network.language_model.model.gradient_checkpointing = self.config.gradient_checkpointing
         if self.config.compile:
@@ -226,22 +226,18 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         """See `GuidablePolicy`."""
         stats = self._stats()
         check_temperature(temperature, lowest=0.0)
-        with self._autocast():
-            others: list[Tensor] = []
-            if self.architecture.decoder == "autoregressive":
-                prefixes = [self._prefix(each) for each in (obs, *plain)]
-                tokens, logits, hidden = decode(self.network, prefixes, self.num_tokens, temperature, generator, weight)
-            else:
-                hidden, *others = [self._hidden(each, None) for each in (obs, *plain)]
-                tokens, logits = None, None
+        tokens, logits, others = None, None, list[Tensor]()
+        if self.architecture.decoder == "autoregressive":
+            tokens, logits, hidden = self._decode((obs, *plain), weight, generator, temperature)
+        else:
+            hidden, *others = [self._hidden(each, None) for each in (obs, *plain)]
         value = self._value(hidden)
         value = None if value is None else value.cpu().numpy()
         if self.network.action_head is not None:
             path, log_prob = self._draw_continuous(hidden, temperature, generator)
             return ActionChunk(self._to_env(path, stats), path=path, log_prob=log_prob, value=value)
         if tokens is None or logits is None:
-            each = [self.network.logits(seen[:, : self.num_tokens]) for seen in (hidden, *others)]
-            logits = guided(each, weight)
+            logits = guided([self.network.logits(seen[:, : self.num_tokens]) for seen in (hidden, *others)], weight)
             tokens = draw(logits, temperature, generator)
         log_prob = self._shape(token_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
         drawn = self._shape(tokens).cpu().numpy()
@@ -370,8 +366,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         """Features float32 (B, hidden): mean hidden state of the action positions. No gradient."""
         if self.architecture.decoder != "autoregressive":
             return self._hidden(obs, None).mean(1)
-        with self._autocast():
-            return decode(self.network, [self._prefix(obs)], self.num_tokens, 0.0, None)[2].mean(1)
+        return self._decode([obs], 1.0, None, 0.0)[2].mean(1)
 
     @torch.no_grad()
     @lora.acts_merged
@@ -392,16 +387,30 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         if torch.is_grad_enabled():
             lora.forget_merged(self)
         if self.replayed is not None and tokens is None and not torch.is_grad_enabled():
-            images, state, prompt = self._inputs(obs)
-            (hidden,) = self.replayed(images, state, prompt.ids, prompt.valid)
-            return cast(Tensor, hidden)
+            return cast(Tensor, self.replayed(*self._inputs(obs))[0])
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
 
-    def _replayable(self, images: Tensor, state: Tensor | None, *prompt: Any) -> tuple[Tensor]:
+    def _replayable(self, *inputs: Any) -> tuple[Tensor]:
         """`_hidden` of all action positions. Autocast keeps no copy of a weight, which a graph would read for ever."""
         with self._autocast(keeps_copies=False):
-            return (self.network.hidden(self.network.prefix(images, state, Prompt(*prompt)), None),)
+            return (self.network.hidden(self.network.prefix(*inputs), None),)
+
+    def _decode(
+        self, seen: Sequence[Observation], weight: float, generator: torch.Generator | None, temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`decode` after observations, the first one guided away from the second by `weight`."""
+        given = [None, None, torch.full((), weight, device=self.device)]
+        if temperature > 0:  # All tokens' numbers at once: the same as one by one, and one copy to the device.
+            given[0] = uniforms((self.num_tokens, seen[0].batch_size, 1), generator, self.device, dim=1)
+            given[1] = torch.full((), temperature, device=self.device, dtype=torch.float64)
+        inputs = [each for obs in seen for each in self._inputs(obs)]
+        return cast(tuple[Tensor, Tensor, Tensor], (self.replayed or self._decoded)(*given, *inputs))
+
+    def _decoded(self, uniform: Any, temperature: Any, weight: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with self._autocast(keeps_copies=self.replayed is None):
+            prefixes = [self.network.prefix(*each) for each in itertools.batched(inputs, 4)]
+            return decode(self.network, prefixes, self.num_tokens, temperature, uniform, weight)
 
     def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
@@ -418,15 +427,10 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         """Everything before the action positions, embedded."""
         return self.network.prefix(*self._inputs(obs))
 
-    def _inputs(self, obs: Observation) -> tuple[Tensor, Tensor | None, Prompt]:
-        """What the network reads: images, normalized state, and prompt, on the device."""
-        arch, device = self.architecture, self.device
-        prompts = [self.tokenizer.encode_prompt(text) for text in obs.instruction]
-        return (
-            image_batch(self.prepare(obs), self.cameras, arch.image_size, device),
-            None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
-            prompt_batch(prompts, arch.llm.vocab_size, device),
-        )
+    def _inputs(self, obs: Observation) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """What `network.prefix` reads, on the device."""
+        arch, stats = self.architecture, None if self.architecture.state_dim is None else self._stats()
+        return network_inputs(self.prepare(obs), self.cameras, arch, self.tokenizer, stats, self.device)
 
     def _stats(self) -> NormStats:
         if self.norm_stats is None:

@@ -65,6 +65,10 @@ ON_DEVICES: dict[str, dict[str, Any]] = VARIANTS | {
         "kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora", "merge_lora": True,
         "cuda_graphs": True,
     },
+    "openvla-graphs-autoregressive": {
+        "kind": "openvla", "precision": "fp32", "decoder": "autoregressive", "chunk_size": 2, "value_head": True,
+        "cuda_graphs": True,
+    },
     "smolvla-graphs": {
         "kind": "lerobot", "type": "smolvla", "preset": "tiny", "cuda_graphs": True,
         "sampling": {"method": "flow_noise", "joint": True},

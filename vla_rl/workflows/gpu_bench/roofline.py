@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from vla_rl.policies.token_draws import decode
 from vla_rl.training import memory
 from vla_rl.workflows.gpu_bench import large_policy
 from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, LORA, PARALLEL, drawn_chunk, observations
@@ -96,9 +97,7 @@ def of_act(is_full: bool, decoder: dict[str, Any], batch_size: int, gpu: Gpu = H
             if policy.architecture.decoder != "autoregressive":
                 policy.network.hidden(prefix, None)
                 return
-            token, (_, past) = torch.zeros(batch_size, 1, dtype=torch.int64), policy.network.start(prefix)
-            for _ in range(policy.architecture.num_action_tokens - 1):
-                _, past = policy.network.step(token, None, past)
+            decode(policy.network, [prefix], policy.num_tokens, 0.0, None)
 
     return _of(large_policy.options(is_full, **decoder, **LORA), act, gpu)
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.policies.openvla.options import LlamaSpec
 
 AttentionKernel = Literal["eager", "sdpa"]
-# Keys and values of one layer, (B, num_kv_heads, positions, head_dim).
+# One layer's keys and values, (B, num_kv_heads, positions, head_dim): it writes those of the last positions.
 LayerCache = tuple[Tensor, Tensor]
 
 
@@ -51,7 +51,12 @@ class _Rotate(torch.autograd.Function):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, halves convention. x (B, N, L, d); cos, sin (B or 1, 1, L, d), sin signed."""
-    return cast(Tensor, _Rotate.apply(x, cos, sin))
+    if torch.is_grad_enabled():
+        return cast(Tensor, _Rotate.apply(x, cos, sin))
+    out, half = x * cos, x.shape[-1] // 2  # The same numbers, half of the memory's traffic.
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -110,23 +115,24 @@ class LlamaAttention(nn.Module):
         rope: tuple[Tensor, Tensor],
         mask: Tensor | None,
         kernel: AttentionKernel,
-        past: LayerCache | None,
+        cache: LayerCache | None,
         read: slice,
-    ) -> tuple[Tensor, LayerCache]:
+    ) -> Tensor:
         heads = (x.shape[0], -1, self.num_heads, self.head_dim)
         kv_heads = (x.shape[0], -1, self.num_kv_heads, self.head_dim)
         cos, sin = rope
         q = rotate(self.q_proj(x[:, read]).view(heads).transpose(1, 2), cos[:, :, read], sin[:, :, read])
         k = rotate(self.k_proj(x).view(kv_heads).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(kv_heads).transpose(1, 2)
-        if past is not None:
-            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        cache = (k, v)
+        if cache is not None:
+            for kept, new in zip(cache, (k, v), strict=True):
+                kept[:, :, -new.shape[2] :].copy_(new)
+            k, v = cache
         if self.num_kv_heads != self.num_heads:
             repeat = self.num_heads // self.num_kv_heads
             k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         out = attend(q, k, v, mask if mask is None or mask.shape[2] == 1 else mask[:, :, read], kernel)
-        return self.o_proj(out.transpose(1, 2).flatten(2)), cache
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class LlamaMLP(nn.Module):
@@ -158,12 +164,11 @@ class LlamaDecoderLayer(nn.Module):
         rope: tuple[Tensor, Tensor],
         mask: Tensor | None,
         kernel: AttentionKernel,
-        past: LayerCache | None = None,
+        cache: LayerCache | None = None,
         read: slice = slice(None),
-    ) -> tuple[Tensor, LayerCache]:
-        attended, cache = self.self_attn(self.input_layernorm(x), rope, mask, kernel, past, read)
-        x = x[:, read] + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+    ) -> Tensor:
+        x = x[:, read] + self.self_attn(self.input_layernorm(x), rope, mask, kernel, cache, read)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaModel(nn.Module):
@@ -192,30 +197,34 @@ class LlamaModel(nn.Module):
         positions: Tensor,
         mask: Tensor | None,
         read: slice = slice(None),
-        past: list[LayerCache] | None = None,
-    ) -> tuple[Tensor, list[LayerCache]]:
-        """Hidden states float32 (B, read, hidden) after the final norm, and keys and values for decoding on.
+        caches: list[LayerCache] | None = None,
+    ) -> Tensor:
+        """Hidden states float32 (B, read, hidden) after the final norm.
 
         Args:
             x: (B, L, hidden) input embeddings.
             positions: int64 (B or 1, L) rotary positions.
             mask: bool, True where a query may look, broadcastable to (B, 1, L, past + L); None: everywhere.
             read: the positions whose hidden states are wanted.
-            past: keys and values of the positions before.
+            caches: for each layer the keys and values of the positions before, and room for these.
         """
         rope = self.rope(positions, x.dtype)
         if mask is not None:
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, torch.finfo(x.dtype).min)
-        caches = []
         for i, layer in enumerate(self.layers):
             last = read if i + 1 == len(self.layers) else slice(None)
-            arguments = (x, rope, mask, self.kernel, None if past is None else past[i], last)
+            arguments = (x, rope, mask, self.kernel, None if caches is None else caches[i], last)
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, cache = cast(tuple[Tensor, LayerCache], checkpoint(layer, *arguments, use_reentrant=False))
+                x = cast(Tensor, checkpoint(layer, *arguments, use_reentrant=False))
             else:
-                x, cache = layer(*arguments)
-            caches.append(cache)
-        return self.norm(x.float()), caches
+                x = layer(*arguments)
+        return self.norm(x.float())
+
+    def make_caches(self, batch_size: int, room: int, like: Tensor) -> list[LayerCache]:
+        """Room for keys and values of so many positions, of `like`'s dtype and device, in each layer."""
+        spec = self.spec
+        shape = (batch_size, spec.num_kv_heads, room, spec.hidden_size // spec.num_heads)
+        return [(like.new_empty(shape), like.new_empty(shape)) for _ in self.layers]
 
 
 class LlamaForCausalLM(nn.Module):

@@ -28,19 +28,6 @@ END_TOKEN = 2  # </s>, in Llama's vocabulary and in WordTokenizer's.
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids of a batch of prompts.
-
-    Attributes:
-        ids: int64 (B, P): BOS, then the rest, padded to the longest between BOS and the rest.
-        valid: bool (B, P), False on padding; None: all are as long, so none is padded.
-    """
-
-    ids: Tensor
-    valid: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Prefix:
     """Everything before the action positions, embedded.
 
@@ -56,6 +43,27 @@ class Prefix:
     def length(self) -> int:
         """L."""
         return self.embeddings.shape[1]
+
+
+@dataclass
+class Decoding:
+    """Keys and values of all positions that decoding reaches, written in place, and how many there are yet.
+
+    Attributes:
+        caches: of each layer, (B, num_kv_heads, positions, head_dim).
+        valid: bool (B, positions), False on padding; None: there is none.
+        positions: int64 (B or 1, positions), rotary.
+        length: how many positions are filled.
+    """
+
+    caches: list[LayerCache]
+    valid: Tensor | None
+    positions: Tensor
+    length: int
+
+    def filled(self) -> list[LayerCache]:
+        """The caches up to `length`."""
+        return [(keys[:, :, : self.length], values[:, :, : self.length]) for keys, values in self.caches]
 
 
 class ValueHead(nn.Module):
@@ -136,17 +144,19 @@ class OpenVLANetwork(nn.Module):
 
     # --- inputs -----------------------------------------------------------------------------
 
-    def prefix(self, images: Tensor, state: Tensor | None, prompt: Prompt) -> Prefix:
+    def prefix(self, images: Tensor, state: Tensor | None, ids: Tensor, valid: Tensor | None = None) -> Prefix:
         """Everything before the actions, embedded.
 
         Args:
             images: uint8 (B, cameras, size, size, 3).
             state: float32 (B, S), normalized.
+            ids: int64 (B, P), a prompt's tokens: BOS, then the rest, padded to the longest between BOS and the rest.
+            valid: bool (B, P), False on padding; None: all are as long, so none is padded.
         """
         b, cameras = images.shape[:2]
         dtype = self.compute_dtype
-        words = self.language_model.model.embed_tokens(prompt.ids).to(dtype)
-        language = self._language(words, prompt.valid).repeat_interleave(cameras, 0) if self.architecture.film else None
+        words = self.language_model.model.embed_tokens(ids).to(dtype)
+        language = self._language(words, valid).repeat_interleave(cameras, 0) if self.architecture.film else None
         features = self.vision_backbone(images.flatten(0, 1), dtype, language)
         parts = [words[:, :1], self.projector(features).view(b, -1, self._hidden).to(dtype)]
         if self.proprio_projector is not None:
@@ -154,7 +164,6 @@ class OpenVLANetwork(nn.Module):
             parts.append(self.proprio_projector(state)[:, None].to(dtype))
         num_visual = sum(part.shape[1] for part in parts[1:])
         parts.append(words[:, 1:])
-        valid = prompt.valid
         if valid is not None:
             valid = torch.cat((valid[:, :1], valid.new_ones(b, num_visual), valid[:, 1:]), 1)
         return Prefix(torch.cat(parts, 1), valid)
@@ -198,10 +207,12 @@ class OpenVLANetwork(nn.Module):
             slots, num_read = self.embed_actions(tokens[:, :-1]), tokens.shape[1]
         else:
             slots, num_read = self.placeholders(prefix.embeddings.shape[0]), self.architecture.num_action_tokens
-        return self._run(prefix, slots, causal, num_read)[0]
+        return self._run(prefix, slots, causal, num_read)
 
-    def _run(self, prefix: Prefix, slots: Tensor, causal: bool, num_read: int) -> tuple[Tensor, list[LayerCache]]:
-        """Hidden states (B, num_read, hidden) from each row's last prompt token on, and the cache."""
+    def _run(
+        self, prefix: Prefix, slots: Tensor, causal: bool, num_read: int, caches: list[LayerCache] | None = None
+    ) -> Tensor:
+        """Hidden states (B, num_read, hidden) from each row's last prompt token on."""
         length = prefix.length + slots.shape[1]
         valid = prefix.valid
         if valid is not None:
@@ -210,26 +221,29 @@ class OpenVLANetwork(nn.Module):
         mask, positions = attention_mask(valid, length, causal, device), token_positions(valid, length, device)
         read = slice(prefix.length - 1, prefix.length - 1 + num_read)
         x = torch.cat((prefix.embeddings, slots), 1)
-        return self.language_model.model(x, positions, mask, read)
+        return self.language_model.model(x, positions, mask, read, caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 (..., action_bins) of hidden states float32 (..., hidden), for the action ids alone."""
         last = self.architecture.llm.vocab_size
         return F.linear(hidden, self.language_model.lm_head.weight[self._first_action_id : last].to(hidden.dtype))
 
-    def start(self, prefix: Prefix) -> tuple[Tensor, list[LayerCache]]:
-        """Autoregressive: hidden state (B, 1, hidden) for the first action token, and the cache."""
-        return self._run(prefix, prefix.embeddings[:, :0], causal=True, num_read=1)
+    def start(self, prefix: Prefix, room: int) -> tuple[Tensor, Decoding]:
+        """Autoregressive: hidden state (B, 1, hidden) for the first action token; what goes on for `room` more."""
+        length = prefix.length + room
+        rows, like = len(prefix.embeddings), prefix.embeddings
+        caches = self.language_model.model.make_caches(rows, length, like)
+        valid = None if prefix.valid is None else F.pad(prefix.valid, (0, room), value=True)
+        decoding = Decoding(caches, valid, token_positions(valid, length, like.device), prefix.length)
+        return self._run(prefix, like[:, :0], True, 1, decoding.filled()), decoding
 
-    def step(self, token: Tensor, valid: Tensor | None, past: list[LayerCache]) -> tuple[Tensor, list[LayerCache]]:
-        """Autoregressive: hidden state (B, 1, hidden) for the token after `token` int64 (B, 1).
-
-        `valid`: bool (B, L) over all positions so far, the new one included; None: no padding.
-        """
-        length = past[0][0].shape[2] + 1
-        mask = None if valid is None else valid[:, None, None, :]
-        positions = token_positions(valid, length, token.device)[:, -1:]
-        return self.language_model.model(self.embed_actions(token), positions, mask, past=past)
+    def step(self, token: Tensor, decoding: Decoding) -> Tensor:
+        """Autoregressive: hidden state (B, 1, hidden) for the token after `token` int64 (B, 1)."""
+        decoding.length += 1
+        now, valid = decoding.length, decoding.valid
+        mask = None if valid is None else valid[:, None, None, :now]
+        positions = decoding.positions[:, now - 1 : now]
+        return self.language_model.model(self.embed_actions(token), positions, mask, caches=decoding.filled())
 
 
 def attention_mask(valid: Tensor | None, length: int, causal: bool, device: torch.device) -> Tensor | None:
