@@ -120,6 +120,17 @@ def test_a_policy_that_gives_nan_is_no_figure(results, monkeypatch):
     assert "no likelihood" in results.parts["act"].errors[0] and results.parts["act"].rows == []
 
 
+def test_acting_is_measured_before_and_after_in_one_call(results, monkeypatch):
+    forms = [form for form in act_part.FORMS if form[2] in ("eager", act_part.GRAPH)]
+    monkeypatch.setattr(act_part, "FORMS", forms)
+    monkeypatch.setattr(act_part, "SIZES", {"tiny": (1,), "full": ()})
+    check(results, "act", "cpu")
+    assert [row.what for row in results.parts["act"].rows] == [f"{', '.join(form)}, B=1" for form in forms]
+    assert {(decoder, how) for decoder, weights, how in forms if weights == "LoRA"} == {
+        (decoder, how) for decoder in ("parallel", "autoregressive") for how in ("eager", "CUDA graph")
+    }
+
+
 def test_batches_that_do_not_fit_are_left_out_and_smaller_ones_measured(results, monkeypatch):
     def observations(policy, batch_size):
         if batch_size > 1:

@@ -27,10 +27,11 @@ TARGET_BATCH = 16
 SIZES = {"full": (16, 1, 4, 64), "tiny": (2,)}  # In the order of what matters, as time may run out.
 DECODERS = {"parallel": PARALLEL, "autoregressive": AUTOREGRESSIVE}
 GRAPH, COMPILED, BOTH = "CUDA graph", "compiled layers", "CUDA graph of compiled layers"
-# In that order too.
+# In that order too. "merge_lora": adapters that are merged to act, and still there to learn, as in an RL rollout.
 FORMS = [
     *((decoder, weights, "eager") for decoder in DECODERS for weights in ("LoRA", "merged")),
-    *(("parallel", weights, how) for how in (GRAPH, COMPILED, BOTH) for weights in ("LoRA", "merged")),
+    *((decoder, weights, GRAPH) for decoder in DECODERS for weights in ("LoRA", "merge_lora", "merged")),
+    *(("parallel", weights, how) for how in (COMPILED, BOTH) for weights in ("LoRA", "merged")),
     *(("autoregressive", weights, COMPILED) for weights in ("LoRA", "merged")),
 ]
 
@@ -49,7 +50,8 @@ class Acting:
         if self._policy is None or self._form != form:
             self._policy = None
             decoder, weights, how = form
-            chosen = {**DECODERS[decoder], **LORA, "cuda_graphs": how in (GRAPH, BOTH)}
+            how_to_act = {"cuda_graphs": how in (GRAPH, BOTH), "merge_lora": weights == "merge_lora"}
+            chosen = {**DECODERS[decoder], **LORA, **how_to_act}
             policy = on_device(options(self.sheet.is_full, **chosen), self.sheet.device)
             if weights == "merged":
                 policy.merge_lora()
@@ -85,8 +87,9 @@ def measure(sheet: Sheet) -> None:
     acting = Acting(sheet)
     attempts: list[Attempt] = []
     for form in FORMS:
-        if not sheet.is_full and form[2] != "eager" and form[:2] != ("parallel", "LoRA"):  # One has the logic of all.
-            continue
+        decoder, weights, how = form
+        if not sheet.is_full and how in (COMPILED, BOTH) and (decoder, weights) != ("parallel", "LoRA"):
+            continue  # One has the logic of all.
         attempts += [
             (f"{', '.join(form)}, B={size}", lambda form=form, size=size: acting.measure(form, size))
             for size in SIZES["full" if sheet.is_full else "tiny"]
