@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from vla_rl.common.cuda_graphs import KeptParameters
+from vla_rl.common.distributed.fsdp import is_sharded
 from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.options import LoraOptions
@@ -161,6 +162,8 @@ def forget_merged(policy: nn.Module) -> None:
 @torch.no_grad()
 def _merged(layer: LoraLayer) -> nn.Parameter:
     weight = cast(nn.Linear, layer.get_base_layer()).weight
+    if is_sharded(weight):  # Gathered, it would take the merged one's place.
+        raise ConfigError("policy.merge_lora: got true, but with parallel=fsdp a process acts alone; set it to false")
     a, b = (cast(Any, part)[_ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
     total = weight.float() + layer.scaling[_ADAPTER] * (b.float() @ a.float())
     return nn.Parameter(total.to(weight.dtype), requires_grad=False)
