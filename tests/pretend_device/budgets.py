@@ -46,6 +46,7 @@ ACT = {
 RECORDED = {
     "openvla-graphs": 39,
     "openvla-graphs-merged": 32,
+    "openvla-graphs-autoregressive": 38,
     "smolvla-graphs": 36,
     "pi0-graphs": 39,
     "pi05-graphs": 45,
