@@ -32,7 +32,8 @@ class Autoencoder(nn.Module):
 class Context(Protocol):
     """What a dynamics model remembers of B episodes: the reference frame and the last few, as keys and values.
 
-    A context is never changed in place: `extend`, `select` and `put` give new ones.
+    `Dynamics.extend` and `put` may write into the context that they are given, which is then used no more; whoever goes
+    on from one context in two ways selects all of it first, which copies. Imagining does not write into it.
     """
 
     def select(self, rows: torch.Tensor) -> Self:
@@ -118,7 +119,10 @@ class Dynamics[C: DynamicsConfig](nn.Module):
         raise NotImplementedError
 
     def extend(self, context: Any, frames: Frames, actions: Actions, noise: NoiseStream) -> Context:
-        """Remember F more frames, real or imagined, with the actions that led to them. No gradient."""
+        """Remember F more frames, real or imagined, with the actions that led to them. No gradient.
+
+        It may write into `context`, which is used no more (see `Context`).
+        """
         raise NotImplementedError
 
     def compile_imagining(self, backend: str = "inductor") -> None:

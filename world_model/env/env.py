@@ -249,7 +249,8 @@ class WorldModelEnv:
 
         succeeded = succeeded | (truncated.any(1) & (reached > LIKELY))
         going = ~(succeeded | truncated.any(1) | lost)
-        self._go_on(ids, memory, chunk, going)
+        if going.any():  # What has ended is remembered too, and read by nothing before its reset.
+            self._remember(ids, self.world_model.extend(memory, chunk.frames, chunk.actions))
         self._steps[ids] += num_steps
         self._imagined[ids] += num_steps
         info = {
@@ -288,16 +289,6 @@ class WorldModelEnv:
         for i in np.flatnonzero(lost).tolist():
             log.warning("environment %d: the world model imagined NaN or infinity; its episode is lost", ids[i])
         return lost
-
-    def _go_on(self, ids: Sequence[int], memory: Memory, chunk: ImaginedChunk, going: np.ndarray) -> None:
-        """Remember the chunk, in the episodes that go on."""
-        rows = np.flatnonzero(going).tolist()
-        if not rows:
-            return
-        frames, actions = chunk.frames, chunk.actions
-        if len(rows) < len(ids):
-            memory, frames, actions = memory.select(rows), frames.select(rows), actions.select(rows)
-        self._remember([ids[row] for row in rows], self.world_model.extend(memory, frames, actions))
 
     def _show(self, ids: Sequence[int], chunk: ImaginedChunk, seen: Seen, num_steps: np.ndarray) -> dict[str, Any]:
         """Set what is seen after the last executed action; with recording, what was seen after each."""

@@ -197,7 +197,10 @@ class Planner:
         memory = self._memory.select([self._ids[row] for row in rows])
         seeds = [self._seed(row, 1) for row in rows]
         memory = replace(memory, noise=NoiseStream(seeds, world_model.device))
-        best = np.full(len(rows), -np.inf)
+        best, bonus = np.full(len(rows), -np.inf), 0.0
+        if self.config.bonus:  # First: imagining ahead writes into what is remembered.
+            again = replace(memory, noise=NoiseStream(seeds, world_model.device))
+            bonus = self.config.bonus * self._relative_disagreement(again, chunk.actions)
         for number, (before, frames) in enumerate(
             imagine_ahead(world_model, self.policy, memory, chunk.actions, self.config.chunks), start=1
         ):
@@ -208,10 +211,7 @@ class Planner:
                 left = self._steps_left(rows, number, chunk.actions.shape[1])
                 left = np.repeat(left[:, None], frames.states.shape[1], 1)
                 best = world_model.value_logits(before, frames, left)[:, -1].float().cpu().numpy()
-        if self.config.bonus:
-            again = replace(memory, noise=NoiseStream(seeds, world_model.device))
-            best = best + self.config.bonus * self._relative_disagreement(again, chunk.actions)
-        return best
+        return best + bonus
 
     def _steps_left(self, rows: np.ndarray, chunks: int, size: int) -> np.ndarray:
         """int64 (rows,): control steps to each task's horizon, after `chunks` more chunks of `size` steps."""
@@ -246,7 +246,7 @@ def imagine_ahead(
 ) -> Iterator[tuple[Memory, Frames]]:
     """Imagine chunks of actions, float32 (B, H, A), and then what the policy does next, greedily.
 
-    Yields what is remembered before each of the `chunks`, and the frames that follow.
+    Yields what is remembered before each of the `chunks`, and the frames that follow. `memory` is used no more after.
     """
     for number in range(chunks):
         done = world_model.actions(actions, np.full(len(actions), actions.shape[1]))

@@ -117,7 +117,7 @@ def _logits(world_model: WorldModel, clips: ClipDataset, number: int, seed: int)
         each = np.zeros((len(rows), length, 1 + DEEPEST))
         each[:, 0] = world_model.value_logits(memory, None, left[frame[:, :1]]).cpu().numpy()
         for here in range(length - 1):
-            following = memory
+            following = memory.copy()
             for depth in range(1, min(DEEPEST, length - 1 - here) + 1):
                 at = slice(here + depth, here + depth + 1)
                 imagined = world_model.dynamics.imagine(following.context, clip.actions.at(at), following.noise)

@@ -26,7 +26,7 @@ from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
-from world_model.model.video_context import VideoContext, written
+from world_model.model.video_context import Remembered, VideoContext
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
@@ -228,7 +228,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         )
         start = VideoContext(
             empty,
-            empty,
+            empty.clone(),
             torch.zeros(batch, slots, dtype=torch.bool, device=device),
             torch.zeros(batch, dtype=torch.int64, device=device),
             reference,
@@ -247,10 +247,10 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         drawn = noise.frames(frames, num_frames)
         for i in range(num_frames):
             here = slice(i, i + 1)
-            context = self._remember(context, frames.at(here), actions.at(here), drawn.at(here))
+            context = context.with_frame(self._remember(context, frames.at(here), actions.at(here), drawn.at(here)))
         return context
 
-    def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: Frames) -> VideoContext:
+    def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: Frames) -> Remembered:
         levels = torch.full_like(frame.states[..., 0], self.config.context_noise)
         noisy = mix(frame, noise, levels).with_states(frame)
         first = context.num_frames == 0
@@ -259,18 +259,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
         number = context.num_frames[:, None]
         tokens = self._tokens(noisy, None, condition, number)
         _, keys, values = self._run(context, tokens, self._modulation(levels, condition), number)
-
-        row = torch.arange(len(levels), device=levels.device)
-        slot = torch.where(first, 0, 1 + (context.num_frames - 1) % self.config.memory)
-        filled = context.filled.clone()
-        filled[row, slot] = True
-        return VideoContext(
-            written(context.keys, keys, row, slot),
-            written(context.values, values, row, slot),
-            filled,
-            context.num_frames + 1,
-            noisy.frames,
-        )
+        return Remembered(keys, values, noisy.frames)
 
     @torch.no_grad()
     def imagine(
@@ -285,7 +274,9 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             here, start, after = (slice(first, first + 1) for first in (i, 2 * i, 2 * i + 1))
             imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), levels))
             if i < num_frames - 1:
-                context = self._remember(context, imagined[-1], actions.at(here), drawn.at(after))
+                if i == 0:  # The context that was given stays as it is.
+                    context = context.select(torch.arange(len(context.keys), device=context.keys.device))
+                context = context.with_frame(self._remember(context, imagined[-1], actions.at(here), drawn.at(after)))
         return Frames.joined(imagined, 1)
 
     def _imagine_one(self, context: VideoContext, actions: Actions, start: Frames, levels: tuple[float, ...]) -> Frames:

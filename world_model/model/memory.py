@@ -15,7 +15,10 @@ from world_model.types import Frames
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of B imagined episodes. Never changed in place, but for the noise, which goes on.
+    """Memory of B imagined episodes.
+
+    Imagining changes nothing of it but the noise, which goes on. `WorldModel.extend` and `put` may write into the
+    context of the memory that they are given, which is used no more: see `copy`.
 
     Attributes:
         context: of the dynamics.
@@ -50,6 +53,11 @@ class Memory:
             self.noise.select(index),
             None if self.objects is None else self.objects.select(index),
         )
+
+    def copy(self) -> Memory:
+        """One whose extending leaves this one as it is; the noise stays in common."""
+        rows = torch.arange(self.size, device=self.reference.states.device)
+        return replace(self, context=self.context.select(rows))
 
     def put(self, rows: Sequence[int], other: Memory) -> Memory:
         """With the episodes at `rows` replaced by those of `other`."""

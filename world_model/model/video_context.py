@@ -10,9 +10,18 @@ from world_model.types import Frames
 
 
 @dataclass(frozen=True)
+class Remembered:
+    """What is remembered of one more frame: keys, values float (B, depth, N, heads, D), and the frame itself, B x 1."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    latest: Frames
+
+
+@dataclass(frozen=True)
 class VideoContext:
     """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones
-    in turn (a ring; their order is in the keys' rotation).
+    in turn (a ring; their order is in the keys' rotation). The context owns them: they are written in place.
 
     Attributes:
         keys, values: float (B, depth, W, N, heads, D).
@@ -28,7 +37,7 @@ class VideoContext:
     latest: Frames
 
     def select(self, rows: torch.Tensor) -> VideoContext:
-        """Of the episodes at `rows`, int64, in that order."""
+        """See `Context.select`."""
         return VideoContext(
             self.keys[rows],
             self.values[rows],
@@ -38,22 +47,33 @@ class VideoContext:
         )
 
     def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
-        """With the episodes at `rows` replaced by those of `other`."""
-
-        def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            result = old.clone()
-            result[rows] = new
-            return result
-
+        """See `Context.put`."""
+        latest, new = self.latest, other.latest
         return VideoContext(
-            replaced(self.keys, other.keys),
-            replaced(self.values, other.values),
-            replaced(self.filled, other.filled),
-            replaced(self.num_frames, other.num_frames),
+            self.keys.index_copy_(0, rows, other.keys),
+            self.values.index_copy_(0, rows, other.values),
+            self.filled.index_copy(0, rows, other.filled),
+            self.num_frames.index_copy(0, rows, other.num_frames),
             Frames(
-                replaced(self.latest.latents, other.latest.latents), replaced(self.latest.states, other.latest.states)
+                latest.latents.index_copy(0, rows, new.latents),
+                latest.states.index_copy(0, rows, new.states),
             ),
         )
+
+    def with_frame(self, new: Remembered) -> VideoContext:
+        """With one more frame, whose keys and values take the oldest one's place."""
+        row, slot = self.next_slot()
+        filled = self.filled.clone()
+        filled[row, slot] = True
+        self.keys[row, :, slot] = new.keys
+        self.values[row, :, slot] = new.values
+        return VideoContext(self.keys, self.values, filled, self.num_frames + 1, new.latest)
+
+    def next_slot(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each episode's row and the slot of its next frame, int64 (B,) both."""
+        memory, number = self.filled.shape[1] - 1, self.num_frames
+        slot = torch.where(number == 0, 0, 1 + (number - 1) % memory)
+        return torch.arange(len(slot), device=slot.device), slot
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """For a keyframe."""
@@ -71,10 +91,3 @@ class VideoContext:
         """What `tensors` gave."""
         latest = Frames(tensors["latents"], tensors["states"])
         return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
-
-
-def written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-    """`old` (B, depth, W, ...) with `new` (B, depth, ...) in each row's slot."""
-    result = old.clone()
-    result[row, :, slot] = new
-    return result

@@ -178,7 +178,7 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def extend(self, memory: Memory, frames: Frames, actions: Actions) -> Memory:
-        """Remember F more frames, real or imagined, with the actions that led to them."""
+        """Remember F more frames, real or imagined, with the actions that led to them. `memory` is used no more."""
         context = self.dynamics.extend(memory.context, frames, actions, memory.noise)
         objects = memory.objects
         if self.objects is not None and objects is not None:

@@ -51,7 +51,7 @@ class OpenLoop:
         where the probability has passed `stop_probability`. With reward "objects" the verdict is a probability above a
         half.
         """
-        device = self.world_model.device
+        device, context = self.world_model.device, context.copy()
         ended = torch.zeros(context.size, dtype=torch.bool, device=device)
         succeeded, steps = torch.zeros_like(ended), torch.zeros(context.size, dtype=torch.int64, device=device)
         frames: list[Frames] = []

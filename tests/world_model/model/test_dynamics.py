@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from world_model.model.dynamics import TransformerConfig, VideoContext, VideoDynamics
 from world_model.model.flow import mix, sample, sampling_levels
@@ -185,6 +186,35 @@ def test_a_context_survives_its_tensors() -> None:
     first = dynamics.imagine(context, actions, NoiseStream([5, 6]))
     second = dynamics.imagine(again, actions, NoiseStream([5, 6]))
     assert torch.equal(first.latents, second.latents)
+
+
+class LargestMade(TorchDispatchMode):
+    """The most elements of a tensor that an operation makes anew."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not (func.is_view or func._schema.is_mutable):
+            self.size = max(self.size, made.numel())
+        return made
+
+
+@torch.no_grad()
+def test_frames_are_remembered_in_place_and_imagined_from_a_memory_that_stays() -> None:
+    dynamics, clip = make_dynamics(depth=4), make_clip(2, 6)
+    context = dynamics.begin(clip.frames.at(slice(0, 1)), NoiseStream([0, 1]))
+    assert context.keys.data_ptr() != context.values.data_ptr()
+    actions = clip.actions.at(slice(1, 6))
+    with LargestMade() as made:
+        dynamics.imagine(context, actions.at(slice(0, 1)), NoiseStream([5, 6]))
+        later = dynamics.extend(context, clip.frames.at(slice(1, 6)), actions, NoiseStream([0, 1]))
+    assert later.keys is context.keys and made.size < context.keys.numel()
+    before = {name: tensor.clone() for name, tensor in later.tensors().items()}
+    with LargestMade() as made:
+        dynamics.imagine(later, actions, NoiseStream([5, 6]))
+    assert made.size == context.keys.numel(), "frames imagined together are remembered in a copy"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in later.tensors().items())
 
 
 @torch.no_grad()
