@@ -96,8 +96,9 @@ class ImaginationConfig(Config):
     )
     compile: bool = Field(
         default=False,
-        description="Compile the dynamics with torch.compile, on CUDA as graphs that are replayed: faster once warm, "
-        "with minutes of compilation before; needs a C++ compiler.",
+        description="Compile the dynamics with torch.compile, and on CUDA record a chunk of all environments, from its "
+        "noise to pictures and verdicts, as graphs that are replayed: faster once warm, with minutes of compilation "
+        "before; needs a C++ compiler.",
     )
     reward: Literal["success", "probability", "objects"] = Field(
         default="success",

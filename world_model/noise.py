@@ -64,6 +64,10 @@ class NoiseStream:
         """Where the streams are, int64 (B, 3): key, number of draws, future."""
         return self._rows
 
+    @rows.setter
+    def rows(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from toy import METADATA, ToyInitialFrames, push
 
 from pretend_device import pretending
-from pretend_device.counts import counting
+from pretend_device.counts import Counts, counting
+from vla_rl.common.cuda_graphs import ReplayedPass
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
+from world_model.env import recorded
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
 from world_model.model.parts import build_parts
@@ -104,6 +107,46 @@ def test_verification_asks_once_more(device):
     with counting() as counts:
         env.step(push(0.1, NUM_ENVS, CHUNK))
     assert counts.totals["syncs"] <= 2, counts.places()
+
+
+class CountedPass(ReplayedPass):
+    """Counts what is recorded, and the tensors in and out, which on CUDA are copied to the graph and from it."""
+
+    inside: ClassVar[list[Counts]] = []
+    copies: ClassVar[list[int]] = []
+
+    def __call__(self, *inputs):
+        with counting() as counts:
+            results = super().__call__(*inputs)
+        self.inside.append(counts)
+        self.copies.append(sum(tensor is not None for tensor in (*inputs, *results)))
+        return results
+
+
+@pytest.mark.parametrize(
+    ("options", "waits", "passes", "launches"),
+    [({"dual_noise": 0}, 1, 3, 80), ({"dual_noise": 1}, 2, 3, 81), ({"dual_noise": 0, "ensemble": 2}, 1, 4, 113)],
+)
+def test_the_host_has_no_part_in_a_recorded_chunk(device, monkeypatch, options, waits, passes, launches):
+    monkeypatch.setattr(recorded, "ReplayedPass", CountedPass)
+    plain, env = begun(device, **options), begun(device, compile=True, **options)
+    actions = push(0.1, NUM_ENVS, CHUNK)
+    with counting() as eager:
+        expected = plain.step(actions)
+    CountedPass.inside.clear()
+    CountedPass.copies.clear()
+    with counting() as counts:
+        found = env.step(actions)
+    assert len(CountedPass.inside) == passes
+    for inside in CountedPass.inside:
+        assert inside.kernels and not (inside.syncs or inside.uploads or inside.downloads), inside.places()
+    outside = counts.kernels.total() - sum(inside.kernels.total() for inside in CountedPass.inside)
+    outside += passes + sum(CountedPass.copies)
+    assert outside <= launches < eager.kernels.total() / 9
+    assert counts.totals["syncs"] == waits and counts.totals["uploads"] == 1, counts.places()
+    np.testing.assert_allclose(found.obs.state, expected.obs.state, atol=1e-5)
+    for camera, images in expected.obs.images.items():
+        assert np.abs(found.obs.images[camera].astype(int) - images).max() <= 1
 
 
 def test_what_is_read_in_one_transfer_is_what_was_there(device):

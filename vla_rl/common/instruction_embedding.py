@@ -39,6 +39,9 @@ class WordEmbedding(nn.Module):
     Args:
         width: W, of a vector.
         pairs: neighboring words together are words as well.
+
+    Attributes:
+        given: what `ids` are in place of those of the instruction; None but within a pass that is recorded.
     """
 
     def __init__(self, width: int, pairs: bool = False) -> None:
@@ -48,14 +51,15 @@ class WordEmbedding(nn.Module):
         nn.init.normal_(self.embed_rows.weight, std=0.1)
         self._known: dict[tuple[str, int, torch.device], torch.Tensor] = {}
         self._asked: tuple[tuple[str, ...], torch.Tensor] | None = None
+        self.given: torch.Tensor | None = None
 
     def forward(self, instruction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """B strings -> vectors (B, L, W), zero past an instruction's end, and bool (B, L), which of them are words."""
-        ids = self._ids(tuple(instruction))
+        ids = self.ids(tuple(instruction)) if self.given is None else self.given
         is_word = ids[..., 0] >= 0
         return self.embed_rows(ids.clamp_min(0)).sum(2) * is_word[..., None], is_word
 
-    def _ids(self, instruction: tuple[str, ...]) -> torch.Tensor:
+    def ids(self, instruction: tuple[str, ...]) -> torch.Tensor:
         """Rows of the table, int64 (B, L, NUM_HASHES), -1 past the end; kept, as imagination asks for them again."""
         device = self.embed_rows.weight.device
         if self._asked is not None and self._asked[0] == instruction and self._asked[1].device == device:

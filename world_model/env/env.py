@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.interfaces import Admission
@@ -36,6 +37,7 @@ from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.bodies import KIND, Bodies, memory_arrays, saved_memory
 from world_model.env.download import Seen, read_chunk
+from world_model.env.recorded import RecordedImagining
 from world_model.env.repeats import RepeatCounter, start_name
 from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
 from world_model.imagination.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
@@ -104,6 +106,9 @@ class WorldModelEnv:
         self._bodies = None if body is None else Bodies(body, world_model, num_envs)
         self._shows_body = shows_body
         self._memory: Memory | None = None
+        self._recorded: RecordedImagining | None = None
+        if config.compile and world_model.device.type != "cpu":
+            self._recorded = RecordedImagining(world_model, config)
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
         self._task, self._instruction = [""] * num_envs, [""] * num_envs
@@ -186,7 +191,7 @@ class WorldModelEnv:
 
     def _remember(self, ids: Sequence[int], memory: Memory) -> None:
         """Put episodes' memory where it belongs."""
-        if self._are_all(ids):
+        if self._are_all(ids) and (self._recorded is None or self._memory is None):
             self._memory = memory
         else:
             # Environments never started are filled with any; nothing reads them before their own reset.
@@ -211,7 +216,7 @@ class WorldModelEnv:
         batch, length = array.shape[:2]
         self._warn_of_partial_frames(length)
         assert self._memory is not None, "an environment runs, so it has been reset"
-        memory = self._memory if self._are_all(ids) else self._memory.select(ids)
+        memory = self._memory if self._recorded or self._are_all(ids) else self._memory.select(ids)
         left = self._steps_left(ids)
         planned = np.minimum(length, left)
         told = None
@@ -220,10 +225,7 @@ class WorldModelEnv:
             told = self._bodies.told(states, planned) if self._shows_body else None
             if self.world_model.metadata.body:
                 array = np.concatenate([array, moves_of(states)], 2)
-        done = self.world_model.actions(array, planned)
-        chunk = imagine_chunk(self.world_model, memory, done, self.config, states=told)
-
-        seen = read_chunk(self.world_model, chunk, self.config, self.record_frames)
+        chunk, seen = self._ahead(ids, memory, array, planned, told)
         lost = self._broken(ids, seen)
         value, ends = judge(seen.worth, self.config, self._paid[ids])
         success = ends & ~lost[:, None]
@@ -240,7 +242,8 @@ class WorldModelEnv:
             horizon = np.array([self._horizon[self._task[i]] for i in ids])
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
-            reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
+            place = np.array(ids)[leaf] if self._recorded else np.flatnonzero(leaf)
+            reached[leaf] = leaf_values(self.world_model, memory, chunk, place, frame, steps_left)
         lowered = penalties(seen.action_error, num_steps, frame_steps, self.config)
         reward[row, last] = reached - self._paid[ids] - lowered.get(PENALTY, 0.0)
         self._paid[ids] = reached
@@ -250,7 +253,10 @@ class WorldModelEnv:
         succeeded = succeeded | (truncated.any(1) & (reached > LIKELY))
         going = ~(succeeded | truncated.any(1) | lost)
         if going.any():  # What has ended is remembered too, and read by nothing before its reset.
-            self._remember(ids, self.world_model.extend(memory, chunk.frames, chunk.actions))
+            if self._recorded:
+                self._memory = self._recorded.extend(memory, chunk.frames, chunk.actions)
+            else:
+                self._remember(ids, self.world_model.extend(memory, chunk.frames, chunk.actions))
         self._steps[ids] += num_steps
         self._imagined[ids] += num_steps
         info = {
@@ -265,6 +271,26 @@ class WorldModelEnv:
         return StepResult(
             self._observation(ids), reward, terminated, truncated, num_steps, np.asarray(succeeded), lost, info
         )
+
+    def _ahead(
+        self, ids: Sequence[int], memory: Memory, actions: np.ndarray, planned: np.ndarray, told: torch.Tensor | None
+    ) -> tuple[ImaginedChunk, Seen]:
+        """What follows in the episodes of `memory`, and what is seen of those at `ids`."""
+        if self._recorded is None:
+            done = self.world_model.actions(actions, planned)
+            chunk = imagine_chunk(self.world_model, memory, done, self.config, states=told)
+            return chunk, read_chunk(self.world_model, memory, chunk, self.config, self.record_frames)
+        if self._are_all(ids):
+            return self._recorded.imagine(memory, self.world_model.actions(actions, planned), told)
+        rows = list(ids)
+        every = np.zeros((self.num_envs, *actions.shape[1:]), np.float32)
+        every[rows], steps = actions, np.zeros(self.num_envs, np.int64)
+        steps[rows] = planned
+        if told is not None:
+            nothing = told.new_full((self.num_envs, *told.shape[1:]), torch.nan)
+            told = nothing.index_copy(0, torch.tensor(rows, device=told.device), told)
+        chunk, seen = self._recorded.imagine(memory, self.world_model.actions(every, steps), told)
+        return chunk, seen.select(rows)
 
     def _steps_left(self, ids: Sequence[int]) -> np.ndarray:
         """Control steps until an episode is truncated, int64 (B,), at least 1."""

@@ -66,10 +66,11 @@ def imagined_frame(world_model: WorldModel, num_envs: int) -> Callable[[], None]
     actions = world_model.actions(chunk, np.full(num_envs, world_model.frame_steps))
 
     def run() -> None:
+        nonlocal memory
         frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
         world_model.scores(memory, frames)
         world_model.decode(frames)
-        world_model.extend(memory, frames, actions)
+        memory = world_model.extend(memory, frames, actions)
 
     return run
 

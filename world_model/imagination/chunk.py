@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,18 @@ import torch
 from world_model.config import ImaginationConfig
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
+from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
+
+
+@dataclass(frozen=True)
+class Future:
+    """One of the futures of B episodes during a chunk; see `ImaginedChunk`."""
+
+    frames: Frames
+    success_score: torch.Tensor
+    clip_score: torch.Tensor
+    objects_score: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,6 @@ class ImaginedChunk:
         discarded: bool (B,), a success was predicted and did not hold under new noise.
         disagreement: float32 (B,), spread of the futures; zeros where only one is imagined.
         untrusted: bool (B,), they spread by more than is allowed.
-        action_error: float32 (B, F), see `WorldModel.action_errors`; None where nothing is taken off for it.
     """
 
     frames: Frames
@@ -36,7 +47,23 @@ class ImaginedChunk:
     disagreement: torch.Tensor
     untrusted: torch.Tensor
     objects_score: torch.Tensor | None = None
-    action_error: torch.Tensor | None = None
+
+
+@torch.no_grad()
+def imagine_future(
+    world_model: WorldModel,
+    memory: Memory,
+    noise: NoiseStream,
+    actions: Actions,
+    config: ImaginationConfig,
+    states: torch.Tensor | None,
+) -> Future:
+    """Imagine a chunk once and score its frames. See `imagine_chunk`."""
+    frames = world_model.dynamics.imagine(memory.context, actions, noise)
+    if states is not None:
+        frames = replace(frames, states=torch.where(states.isnan(), frames.states, states))
+    objects = world_model.objects_scores(memory, actions) if config.reward == "objects" else None
+    return Future(frames, *world_model.scores(memory, frames), objects)
 
 
 @torch.no_grad()
@@ -47,6 +74,7 @@ def imagine_chunk(
     config: ImaginationConfig,
     judged: torch.Tensor | None = None,
     states: torch.Tensor | None = None,
+    future: Callable[[NoiseStream], Future] | None = None,
 ) -> ImaginedChunk:
     """Imagine the F frames that a chunk of actions leads to. `memory` is not extended.
 
@@ -54,6 +82,7 @@ def imagine_chunk(
         judged: bool (B, F), frames of the episode, which may succeed and disagree; None: those with an executed action.
         states: float32 (B, F, S), normalized, in place of the imagined ones where not NaN; None: all are imagined. The
             pictures of a chunk's second frame and later ones follow from imagined states all the same.
+        future: what imagines one, of all B episodes, whose sizes never change; None: `imagine_future`.
 
     Ensemble: `ensemble` - 1 more futures are imagined with other noise. Disagreement is the standard deviation over the
     futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
@@ -63,82 +92,80 @@ def imagine_chunk(
     times. It stands if each of these has a success in the chunk as well. Else there was none, and the episode goes on
     in the first future in which it failed, so that no later frame inherits a success that was luck.
     """
-    frames = _told(world_model.dynamics.imagine(memory.context, actions, memory.noise), states)
-    success_score, clip_score = world_model.scores(memory, frames)
+
+    def another(noise: NoiseStream) -> Future:
+        return imagine_future(world_model, memory, noise, actions, config, states)
+
+    first = (future or another)(memory.noise)
     counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
-    success = _predicted(world_model, success_score, clip_score, counted, config)
-    disagreement = _disagreement(world_model, memory, actions, frames, counted, config)
+    success = _predicted(world_model, first, counted)
+    others = [(future or another)(memory.noise.other_futures(1, i)) for i in range(config.ensemble - 1)]
+    disagreement = _disagreement(first, others, counted)
     limit = config.max_disagreement  # Futures that are not finite are above any.
     untrusted = torch.zeros_like(disagreement, dtype=torch.bool) if limit is None else ~(disagreement <= limit)
     success = success & ~untrusted[:, None]
-    discarded = torch.zeros_like(untrusted)
+    scores = first.success_score, first.clip_score
+    chunk = ImaginedChunk(
+        first.frames,
+        actions,
+        *scores,
+        success,
+        torch.zeros_like(untrusted),
+        disagreement,
+        untrusted,
+        first.objects_score,
+    )
     # The one question whose answer the host waits for here: what follows depends on how many rows there are.
-    chosen = [row for row, predicted in enumerate(success.any(1).tolist()) if predicted] if config.dual_noise else []
-    if chosen:
-        again, again_memory = _again(world_model, memory, actions, chosen, config.dual_noise, config.ensemble - 1)
-        rows = torch.tensor(chosen, device=success.device)
-        again = _told(again, None if states is None else states[rows.repeat_interleave(config.dual_noise)])
-        scores = world_model.scores(again_memory, again)
-        repeated = counted[rows.repeat_interleave(config.dual_noise)]
-        held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
-        flipped = ~held.all(1)
-        source = torch.arange(len(chosen), device=rows.device) * config.dual_noise + (~held).int().argmax(1)
-
-        def gone_on_with(first: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-            is_other = flipped.view(-1, *[1] * (first.ndim - 1))
-            return first.index_copy(0, rows, torch.where(is_other, other[source], first[rows]))
-
-        frames = Frames(gone_on_with(frames.latents, again.latents), gone_on_with(frames.states, again.states))
-        success_score, clip_score = gone_on_with(success_score, scores[0]), gone_on_with(clip_score, scores[1])
-        success = success.index_copy(0, rows, success[rows] & ~flipped[:, None])
-        discarded = discarded.index_copy(0, rows, flipped)
-    objects = world_model.objects_scores(memory, actions) if config.reward == "objects" else None
-    error = world_model.action_errors(memory, frames, actions) if config.action_penalty else None
-    scores = (success_score, clip_score)
-    return ImaginedChunk(frames, actions, *scores, success, discarded, disagreement, untrusted, objects, error)
+    predicted = success.any(1)
+    chosen = [row for row, found in enumerate(predicted.tolist()) if found] if config.dual_noise else []
+    if not chosen:
+        return chunk
+    if future is not None:
+        chosen = list(range(memory.size))
+    rows = torch.tensor(chosen, device=success.device)
+    noises = [memory.noise.other_futures(1, config.ensemble - 1 + i) for i in range(config.dual_noise)]
+    if future is None:
+        part, done, known = memory.select(chosen), actions.select(rows), None if states is None else states[rows]
+        again = [imagine_future(world_model, part, noise.select(rows), done, config, known) for noise in noises]
+    else:
+        again = [future(noise) for noise in noises]
+    return _verified(world_model, chunk, rows, again, counted)
 
 
-def _told(frames: Frames, states: torch.Tensor | None) -> Frames:
-    """The frames with the states that are known in place of the imagined ones."""
-    return frames if states is None else replace(frames, states=torch.where(states.isnan(), frames.states, states))
+def _verified(
+    world_model: WorldModel, chunk: ImaginedChunk, rows: torch.Tensor, again: list[Future], counted: torch.Tensor
+) -> ImaginedChunk:
+    """The chunk after other futures of the episodes at `rows`, int64, of which only predicted successes are doubted."""
+    held = torch.stack([_predicted(world_model, future, counted[rows]).any(1) for future in again], 1)
+    flipped = ~held.all(1) & chunk.success[rows].any(1)
+    number, source = (~held).int().argmax(1), torch.arange(len(rows), device=rows.device)
+
+    def gone_on_with(first: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+        is_other = flipped.view(-1, *[1] * (first.ndim - 1))
+        return first.index_copy(0, rows, torch.where(is_other, torch.stack(others)[number, source], first[rows]))
+
+    frames = Frames(
+        gone_on_with(chunk.frames.latents, [future.frames.latents for future in again]),
+        gone_on_with(chunk.frames.states, [future.frames.states for future in again]),
+    )
+    return replace(
+        chunk,
+        frames=frames,
+        success_score=gone_on_with(chunk.success_score, [future.success_score for future in again]),
+        clip_score=gone_on_with(chunk.clip_score, [future.clip_score for future in again]),
+        success=chunk.success.index_copy(0, rows, chunk.success[rows] & ~flipped[:, None]),
+        discarded=chunk.discarded.index_copy(0, rows, flipped),
+    )
 
 
-def _predicted(
-    world_model: WorldModel,
-    success_score: torch.Tensor,
-    clip_score: torch.Tensor,
-    judged: torch.Tensor,
-    config: ImaginationConfig,
-) -> torch.Tensor:
+def _predicted(world_model: WorldModel, future: Future, judged: torch.Tensor) -> torch.Tensor:
     """bool (B, F): a success is predicted at that frame or an earlier one of the chunk, if judged."""
-    counted = world_model.counts(success_score, clip_score)
-    return (counted & judged).cummax(1).values
+    return (world_model.counts(future.success_score, future.clip_score) & judged).cummax(1).values
 
 
-def _again(
-    world_model: WorldModel, memory: Memory, actions: Actions, rows: list[int], count: int, first: int = 0
-) -> tuple[Frames, Memory]:
-    """The chunk of the episodes at `rows` imagined `count` times more, row by row: other futures, from `first` on."""
-    index = torch.tensor(rows, device=memory.reference.states.device)
-    noise = memory.noise.select(index).other_futures(count, first)
-    repeated = replace(memory.select([row for row in rows for _ in range(count)]), noise=noise)
-    actions = actions.select(index.repeat_interleave(count))
-    return world_model.dynamics.imagine(repeated.context, actions, noise), repeated
-
-
-def _disagreement(
-    world_model: WorldModel,
-    memory: Memory,
-    actions: Actions,
-    frames: Frames,
-    judged: torch.Tensor,
-    config: ImaginationConfig,
-) -> torch.Tensor:
-    """Spread of the frames and of other futures, float32 (B,)."""
-    count = config.ensemble - 1
-    if not count:
-        return torch.zeros(memory.size, device=judged.device)
-    others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
-    futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
-    spread = futures.std(1).flatten(2).mean(2)
+def _disagreement(first: Future, others: list[Future], judged: torch.Tensor) -> torch.Tensor:
+    """Spread of the futures, float32 (B,)."""
+    if not others:
+        return torch.zeros(len(judged), device=judged.device)
+    spread = torch.stack([future.frames.latents for future in (first, *others)], 1).std(1).flatten(2).mean(2)
     return (spread * judged).sum(1) / judged.sum(1).clamp_min(1)

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from vla_rl.types import EnvSpec
 from world_model.interfaces import Dynamics, DynamicsConfig
 from world_model.model.action_conditioning import ActionConditioning, Condition
-from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.model.video_context import Remembered, VideoContext
@@ -213,9 +212,9 @@ class VideoDynamics(Dynamics[TransformerConfig]):
     # --- imagination ------------------------------------------------------------------------
 
     def compile_imagining(self, backend: str = "inductor") -> None:
-        """See `Dynamics.compile_imagining`: a frame imagined, and a frame remembered, are a graph each."""
-        self._imagine_one = compiled(self._imagine_one, self.place.device, backend)
-        self._remember = compiled(self._remember, self.place.device, backend)
+        """See `Dynamics.compile_imagining`: a frame imagined, and a frame remembered, are a function each."""
+        self._imagine_one = torch.compile(self._imagine_one, backend=backend)
+        self._remember = torch.compile(self._remember, backend=backend)
 
     @torch.no_grad()
     def begin(self, reference: Frames, noise: NoiseStream) -> VideoContext:
@@ -250,6 +249,27 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             context = context.with_frame(self._remember(context, frames.at(here), actions.at(here), drawn.at(here)))
         return context
 
+    @torch.no_grad()
+    def to_remember(
+        self, context: VideoContext, frames: Frames, actions: Actions, noise: NoiseStream
+    ) -> tuple[VideoContext, list[tuple[Remembered, tuple[torch.Tensor, torch.Tensor]]]]:
+        """What `extend` gives, and what it writes where, unwritten; `context` stays as it is."""
+        num_frames, written = frames.states.shape[1], []
+        drawn = noise.frames(frames, num_frames)
+        for i in range(num_frames):
+            here = slice(i, i + 1)
+            new, place = (
+                self._remember(context, frames.at(here), actions.at(here), drawn.at(here)),
+                context.next_place(),
+            )
+            written.append((new, place))
+            if i == 0 and num_frames > 1:
+                context = context.copy()
+            if i < num_frames - 1:
+                context.write(new, place)
+            context = context.counting(new, place)
+        return context, written
+
     def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: Frames) -> Remembered:
         levels = torch.full_like(frame.states[..., 0], self.config.context_noise)
         noisy = mix(frame, noise, levels).with_states(frame)
@@ -275,7 +295,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
             imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), levels))
             if i < num_frames - 1:
                 if i == 0:  # The context that was given stays as it is.
-                    context = context.select(torch.arange(len(context.keys), device=context.keys.device))
+                    context = context.copy()
                 context = context.with_frame(self._remember(context, imagined[-1], actions.at(here), drawn.at(after)))
         return Frames.joined(imagined, 1)
 

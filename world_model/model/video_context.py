@@ -46,6 +46,10 @@ class VideoContext:
             self.latest.select(rows),
         )
 
+    def copy(self) -> VideoContext:
+        """One of its own."""
+        return self.select(torch.arange(len(self.keys), device=self.keys.device))
+
     def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
         """See `Context.put`."""
         latest, new = self.latest, other.latest
@@ -62,14 +66,23 @@ class VideoContext:
 
     def with_frame(self, new: Remembered) -> VideoContext:
         """With one more frame, whose keys and values take the oldest one's place."""
-        row, slot = self.next_slot()
-        filled = self.filled.clone()
-        filled[row, slot] = True
+        place = self.next_place()
+        self.write(new, place)
+        return self.counting(new, place)
+
+    def write(self, new: Remembered, place: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Write keys and values at each episode's row and slot."""
+        row, slot = place
         self.keys[row, :, slot] = new.keys
         self.values[row, :, slot] = new.values
+
+    def counting(self, new: Remembered, place: tuple[torch.Tensor, torch.Tensor]) -> VideoContext:
+        """What else changes with a frame that is written."""
+        filled = self.filled.clone()
+        filled[place] = True
         return VideoContext(self.keys, self.values, filled, self.num_frames + 1, new.latest)
 
-    def next_slot(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def next_place(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Each episode's row and the slot of its next frame, int64 (B,) both."""
         memory, number = self.filled.shape[1] - 1, self.num_frames
         slot = torch.where(number == 0, 0, 1 + (number - 1) % memory)

@@ -16,6 +16,8 @@ from vla_rl.workflows.gpu_bench.sheet import Attempt, LeftOutError, Sheet
 from vla_rl.workflows.gpu_bench.timing import exact_float32, synchronize
 from world_model.config import ImaginationConfig, WorldModelConfig
 from world_model.env.env import WorldModelEnv
+from world_model.env.recorded import RecordedImagining
+from world_model.imagination.chunk import imagine_chunk
 from world_model.metadata import WorldModelMetadata
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel, load_world_model
@@ -26,7 +28,7 @@ TARGETS = {64: Target(40_000.0, at_least=True, device=H200), 256: Target(1_000.0
 SAME = Target(1e-3, required=True)
 ACTIONS = 8  # Of a chunk.
 COMPARED = 4  # Chunks: a graph is warmed up, then captured, then replayed.
-EAGER, COMPILED = "eager", "compiled"
+EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled"  # Compiled: as graphs too, as in a run.
 # name -> dynamics of a world model of 256 pixels: the LIBERO recipe's, and a large one.
 MODELS_256 = {
     "libero_world_model's": {"preset": "tiny", "width": 224, "heads": 7, "patch": 4},
@@ -57,8 +59,9 @@ def measure(sheet: Sheet) -> None:
     small, large = ((40, 512, 2048), (64, 256, 1024)) if sheet.is_full else ((2,), (2,))
     names, compiled_large = (list(MODELS_256), (256,)) if sheet.is_full else (list(MODELS_256)[:1], ())
     attempts: list[Attempt] = [("against the CPU", lambda: _against_the_cpu(sheet, EAGER))]
-    attempts += [_shipped(sheet, count, EAGER) for count in small]
-    attempts += [_large(sheet, name, count, EAGER) for name in names for count in large]
+    attempts.append(("graphs, against the CPU", lambda: _against_the_cpu(sheet, GRAPHS)))
+    attempts += [_shipped(sheet, count, form) for count in small for form in (EAGER, GRAPHS)]
+    attempts += [_large(sheet, name, count, form) for name in names for count in large for form in (EAGER, GRAPHS)]
     attempts.append(("compiled, against the CPU", lambda: _against_the_cpu(sheet, COMPILED)))
     attempts += [_shipped(sheet, count, COMPILED) for count in reversed(small)]
     attempts += [_large(sheet, names[0], count, COMPILED) for count in compiled_large]
@@ -67,8 +70,8 @@ def measure(sheet: Sheet) -> None:
 
 @contextmanager
 def _as(form: str, sheet: Sheet, world_model: WorldModel) -> Iterator[WorldModel]:
-    """The world model, its dynamics compiled for the block where the form says so, on CUDA as graphs."""
-    if form == EAGER:
+    """The world model, its dynamics compiled for the block where the form says so."""
+    if form != COMPILED:
         yield world_model
         return
     if sheet.device.type not in ("cuda", "cpu"):
@@ -84,14 +87,14 @@ def _as(form: str, sheet: Sheet, world_model: WorldModel) -> Iterator[WorldModel
 def _against_the_cpu(sheet: Sheet, form: str) -> None:
     with exact_float32():
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device)) as world_model:
-            here = _on_the_host(_imagined(world_model))
+            here = _on_the_host(_imagined(world_model, form))
         there = _on_the_host(_imagined(load_world_model(SHIPPED, "cpu")))
     for what in here:
         gap = max(float(np.abs(a - b).max()) for a, b in zip(here[what], there[what], strict=True))
         sheet.add(f"imagined {what}{_suffix(form)}", gap, "from the CPU", SAME)
 
 
-def _imagined(world_model: WorldModel, batch: int = 3) -> dict[str, list[torch.Tensor]]:
+def _imagined(world_model: WorldModel, form: str = EAGER, batch: int = 3) -> dict[str, list[torch.Tensor]]:
     """Latents and both scores of some chunks, one after the other, of made-up first frames; the same at each call."""
     known = world_model.metadata
     specs = [EpisodeSpec(next(iter(known.tasks)), "train", i) for i in range(batch)]
@@ -99,13 +102,18 @@ def _imagined(world_model: WorldModel, batch: int = 3) -> dict[str, list[torch.T
     images = np.stack([obs.images[camera] for camera in known.cameras], 1)[:, None]
     memory = world_model.begin(world_model.encode(images, obs.state[:, None]), obs.instruction, range(batch))
     found: dict[str, list[torch.Tensor]] = {"latents": [], "success score": [], "clip score": []}
+    config = ImaginationConfig(dual_noise=0)
+    recorded = None if form == EAGER else RecordedImagining(world_model, config)
     for _ in range(COMPARED):
         actions = rng.uniform(-1, 1, (batch, ACTIONS, known.action_dim)).astype(np.float32)
         chunk = world_model.actions(actions, np.full(batch, ACTIONS))
-        frames = world_model.dynamics.imagine(memory.context, chunk, memory.noise)
-        for kept, value in zip(found.values(), (frames.latents, *world_model.scores(memory, frames)), strict=True):
+        if recorded is None:
+            made = imagine_chunk(world_model, memory, chunk, config)
+        else:
+            made, _ = recorded.imagine(memory, chunk)
+        memory = (recorded or world_model).extend(memory, made.frames, chunk)
+        for kept, value in zip(found.values(), (made.frames.latents, made.success_score, made.clip_score), strict=True):
             kept.append(value)
-        world_model.extend(memory, frames, chunk)
     return found
 
 
@@ -123,7 +131,7 @@ def _shipped(sheet: Sheet, count: int, form: str) -> Attempt:
 
     def attempt() -> None:
         with _as(form, sheet, load_world_model(SHIPPED, sheet.device).compute_in("auto")) as world_model:
-            _frames_per_second(sheet, world_model, count, what, 64)
+            _frames_per_second(sheet, world_model, count, what, 64, form)
 
     return what, attempt
 
@@ -134,7 +142,7 @@ def _large(sheet: Sheet, name: str, count: int, form: str) -> Attempt:
     def attempt() -> None:
         made = _random_world_model(MODELS_256[name], 256 if sheet.is_full else 64, sheet.device)
         with _as(form, sheet, made) as world_model:
-            _frames_per_second(sheet, world_model, count, what, 256)
+            _frames_per_second(sheet, world_model, count, what, 256, form)
 
     return what, attempt
 
@@ -149,8 +157,8 @@ def _random_world_model(dynamics: dict[str, object], image_size: int, device: to
         return WorldModel(config, metadata, build_parts(config, metadata)).to(device).eval().compute_in("auto")
 
 
-def _frames_per_second(sheet: Sheet, world_model: WorldModel, count: int, what: str, pixels: int) -> None:
-    env = WorldModelEnv(world_model, MadeUpFrames(world_model), ImaginationConfig(), count)
+def _frames_per_second(sheet: Sheet, world_model: WorldModel, count: int, what: str, pixels: int, form: str) -> None:
+    env = WorldModelEnv(world_model, MadeUpFrames(world_model), ImaginationConfig(compile=form != EAGER), count)
     try:
         seconds, frames = _stepped(env, sheet, 10 if sheet.is_full else 2)
     finally:
