@@ -10,7 +10,7 @@ Sizes never change: episodes in which no action is executed pass through, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -29,7 +29,6 @@ from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
 
 IN_PLACE = ("context.keys", "context.values")
-Given = dict[str, torch.Tensor | None]
 
 
 class RecordedImagining:
@@ -137,7 +136,9 @@ class RecordedImagining:
         if place != self._place:
             self._passes, self._place = {}, place
 
-    def _replay(self, function: Callable[[dict[str, torch.Tensor]], Result], given: Given) -> Result:
+    def _replay(
+        self, function: Callable[[dict[str, torch.Tensor]], Result], given: Mapping[str, torch.Tensor | None]
+    ) -> Result:
         key = function.__name__, tuple(given)
         if key not in self._passes:
             names = tuple(given)
