@@ -64,7 +64,6 @@ def test_images_that_fit_and_a_gpu_that_resizes_leave_the_observation_as_it_is()
     obs = seen(2)
     assert prepare_images(obs, ("front",), 64, ImageChain(), CPU) is obs
     assert prepare_images(obs, ("front",), SIDE, ImageChain(), GPU) is obs
-    assert prepare_images(obs, ("front",), SIDE, OPENVLA_CHAIN, GPU).is_prepared
 
 
 class Run:

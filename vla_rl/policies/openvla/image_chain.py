@@ -12,6 +12,7 @@ Each stage gives what TensorFlow 2.15 gives (tests hold them against it, stage b
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import cv2
@@ -19,12 +20,18 @@ import numpy as np
 import simplejpeg
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from vla_rl.policies.openvla.options import ImageChain
 
+CPU = torch.device("cpu")
 
-def apply_chain(images: np.ndarray, chain: ImageChain, size: int) -> np.ndarray:
+
+def apply_chain(images: np.ndarray, chain: ImageChain, size: int, device: torch.device = CPU) -> np.ndarray:
     """uint8 (B, height, width, 3) -> uint8 (B, size, size, 3).
+
+    The host turns and compresses, in torch's number of threads; resize and crop are the device's. Its sums in float64
+    are in another order, so that a pixel may round otherwise only where it lies between two numbers to 1e-12.
 
     Raises:
         ValueError: not uint8 images with three channels.
@@ -33,12 +40,13 @@ def apply_chain(images: np.ndarray, chain: ImageChain, size: int) -> np.ndarray:
     if chain.rotate:
         images = images[:, ::-1, ::-1]
     if chain.jpeg_quality is not None:
-        images = np.stack([jpeg_round_trip(image, chain.jpeg_quality) for image in images])
+        images = _round_trips(images, chain.jpeg_quality)
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).to(CPU if device.type == "mps" else device)  # No float64.
     if images.shape[1:3] != (size, size):
-        images = lanczos_resize(images, size) if chain.resize == "lanczos3" else _bilinear_resize(images, size)
+        pixels = lanczos_resize(pixels, size) if chain.resize == "lanczos3" else bilinear_resize(pixels, size)
     if chain.crop_area is not None:
-        images = center_crop(images, chain.crop_area)
-    return np.ascontiguousarray(images)
+        pixels = center_crop(pixels, chain.crop_area)
+    return pixels.cpu().numpy()
 
 
 def check_images(images: np.ndarray, name: str = "images") -> None:
@@ -67,50 +75,64 @@ def decode_jpeg(data: bytes) -> np.ndarray:
     return simplejpeg.decode_jpeg(data, "RGB", fastdct=True)
 
 
-def lanczos_resize(images: np.ndarray, size: int) -> np.ndarray:
+def _round_trips(images: np.ndarray, quality: int) -> np.ndarray:
+    number = min(torch.get_num_threads(), len(images))
+    mapped = _threads(torch.get_num_threads()).map if number > 1 else map
+    return np.stack(list(mapped(lambda image: jpeg_round_trip(image, quality), images)))
+
+
+@lru_cache(maxsize=1)
+def _threads(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, thread_name_prefix="images")
+
+
+def lanczos_resize(images: Tensor, size: int) -> Tensor:
     """uint8 (B, height, width, 3) -> uint8 (B, size, size, 3), antialiased Lanczos of radius 3, rounded."""
-    rows, columns = (_lanczos_matrix(length, size) for length in images.shape[1:3])
-    tall = np.einsum("yh,bhwc->bywc", rows, images.astype(np.float64), optimize=True)
-    wide = np.einsum("xw,bywc->byxc", columns, tall, optimize=True)
-    return np.clip(np.round(wide), 0, 255).astype(np.uint8)
+    number, height, width, channels = images.shape
+    rows, columns = (_lanczos_matrix(length, size, images.device) for length in (height, width))
+    tall = rows @ images.double().reshape(number, height, width * channels)
+    wide = columns @ tall.reshape(number, size, width, channels)
+    return wide.round().clamp(0, 255).to(torch.uint8)
 
 
 @lru_cache(maxsize=16)
-def _lanczos_matrix(source: int, target: int) -> np.ndarray:
+def _lanczos_matrix(source: int, target: int, device: torch.device) -> Tensor:
     """float64 (target, source): each row the weights of one output pixel, summing to 1."""
     scale = source / target
     widening = max(scale, 1.0)
     centers = (np.arange(target) + 0.5) * scale
     x = (np.arange(source) + 0.5 - centers[:, None]) / widening
     weights = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-    return weights / weights.sum(1, keepdims=True)
+    return torch.from_numpy(weights / weights.sum(1, keepdims=True)).to(device)
 
 
-def center_crop(images: np.ndarray, area: float) -> np.ndarray:
+def center_crop(images: Tensor, area: float) -> Tensor:
     """The middle `area` share of uint8 (B, n, n, 3), stretched back to its size."""
-    low, high, fraction = _crop_samples(images.shape[1], area)
-    pixels = images.astype(np.float32) * np.float32(1 / 255)
+    low, high, fraction = _crop_samples(images.shape[1], area, images.device)
+    pixels = images.float() * float(np.float32(1 / 255))
     along_rows = _lerp(pixels[:, :, low], pixels[:, :, high], fraction[None, None, :, None])
     cropped = _lerp(along_rows[:, low], along_rows[:, high], fraction[None, :, None, None])
-    return np.trunc(np.clip(cropped, 0, 1) * np.float32(255.5)).astype(np.uint8)
+    return (cropped.clamp(0, 1) * 255.5).trunc().to(torch.uint8)
 
 
-def _lerp(a: np.ndarray, b: np.ndarray, fraction: np.ndarray) -> np.ndarray:
+def _lerp(a: Tensor, b: Tensor, fraction: Tensor) -> Tensor:
+    """Not `torch.lerp`, which rounds otherwise."""
     return a + (b - a) * fraction
 
 
 @lru_cache(maxsize=16)
-def _crop_samples(size: int, area: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _crop_samples(size: int, area: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Per output pixel: the pixels before and after its sampling point, and how far between; float32 throughout."""
     last = np.float32(size - 1)
     side = np.sqrt(np.float32(area))
     start = (np.float32(1) - side) / np.float32(2)
     points = start * last + np.arange(size, dtype=np.float32) * ((start + side) - start)
     low = np.floor(points)
-    return low.astype(np.int64), np.ceil(points).astype(np.int64), points - low
+    below, above = (torch.from_numpy(ends.astype(np.int64)).to(device) for ends in (low, np.ceil(points)))
+    return below, above, torch.from_numpy(points - low).to(device)
 
 
-def _bilinear_resize(images: np.ndarray, size: int) -> np.ndarray:
-    pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
-    pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
-    return pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+def bilinear_resize(images: Tensor, size: int) -> Tensor:
+    """uint8 (B, height, width, 3) -> uint8 (B, size, size, 3), antialiased, rounded."""
+    pixels = F.interpolate(images.permute(0, 3, 1, 2).float(), (size, size), mode="bilinear", antialias=True)
+    return pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)

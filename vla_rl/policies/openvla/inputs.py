@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vla_rl.data.augment import are_cropped
 from vla_rl.policies.normalization import NormStats
-from vla_rl.policies.openvla.image_chain import apply_chain, check_images
+from vla_rl.policies.openvla.image_chain import apply_chain, bilinear_resize, check_images
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.options import Architecture, ImageChain
 from vla_rl.types import Observation
@@ -23,8 +20,8 @@ from vla_rl.types import Observation
 def prepare_images(
     obs: Observation, cameras: Sequence[str], size: int, chain: ImageChain, device: torch.device
 ) -> Observation:
-    """The observation with the images of `cameras` taken through a chain, uint8 (B, size, size, 3), in torch's number
-    of threads. Itself where there is nothing to do, or a resize alone, which a GPU does faster than it sends back.
+    """The observation with the images of `cameras` taken through a chain, uint8 (B, size, size, 3), on the host
+    again. Itself where there is nothing to do, or a resize alone, which a GPU does faster than it sends back.
 
     Of images that are random crops already, the chain's center crop is left out.
 
@@ -44,22 +41,8 @@ def prepare_images(
     if chain == ImageChain() and (fit or device.type != "cpu"):
         return obs
 
-    def chained(image: np.ndarray) -> np.ndarray:
-        return apply_chain(image[None], chain, size)[0]
-
-    images = {camera: np.stack(_in_threads(chained, obs.images[camera])) for camera in cameras}
+    images = {camera: apply_chain(obs.images[camera], chain, size, device) for camera in cameras}
     return replace(obs, images=images, is_prepared=True)
-
-
-def _in_threads(function: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> list[np.ndarray]:
-    """`function` of each image, in order."""
-    number = torch.get_num_threads()
-    return list(_threads(number).map(function, images) if min(number, len(images)) > 1 else map(function, images))
-
-
-@lru_cache(maxsize=1)
-def _threads(number: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(number, thread_name_prefix="images")
 
 
 def network_inputs(
@@ -85,10 +68,7 @@ def image_batch(obs: Observation, cameras: Sequence[str], size: int, device: tor
 def _resize(images: np.ndarray, size: int, device: torch.device) -> Tensor:
     """By the chain's filter, on the device."""
     image = torch.from_numpy(np.ascontiguousarray(images)).to(device)
-    if image.shape[1:3] == (size, size):
-        return image
-    pixels = F.interpolate(image.permute(0, 3, 1, 2).float(), (size, size), mode="bilinear", antialias=True)
-    return pixels.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    return image if image.shape[1:3] == (size, size) else bilinear_resize(image, size)
 
 
 def state_batch(obs: Observation, size: int, stats: NormStats, device: torch.device) -> Tensor:
