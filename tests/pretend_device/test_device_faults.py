@@ -15,6 +15,7 @@ from vla_rl.algorithms import learner as learner_module
 from vla_rl.algorithms import losses
 from vla_rl.policies.fake_input import fake_observation
 from vla_rl.policies.lerobot import flow_sampling
+from vla_rl.policies.openvla import inputs
 from vla_rl.policies.openvla import policy as policy_module
 from vla_rl.policies.openvla.network import llama
 from vla_rl.policies.openvla.network import network as network_module
@@ -124,9 +125,9 @@ def momentum_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[Plant, Callable[[], None]]] = {
-    "images": (on_host(policy_module, "image_batch"), parallel),
-    "state": (on_host(policy_module, "state_batch"), parallel),
-    "prompt": (on_host(policy_module, "prompt_batch"), parallel),
+    "images": (on_host(inputs, "image_batch"), parallel),
+    "state": (on_host(inputs, "state_batch"), parallel),
+    "prompt": (on_host(inputs, "prompt_batch"), parallel),
     "attention mask": (on_host(network_module, "attention_mask"), autoregressive),
     "positions": (on_host(network_module, "token_positions"), autoregressive),
     "angles of the positions": (on_host(llama.LlamaModel, "rope"), parallel),
