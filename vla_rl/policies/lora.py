@@ -74,7 +74,7 @@ def merge_adapters(network: nn.Module) -> None:
     for name, module in list(network.named_modules()):
         if isinstance(module, LoraLayer):
             base = cast(nn.Linear, module.get_base_layer())
-            base.weight.data = _merged(module).data
+            base.weight.data = _merged_weight(module).data
             network.set_submodule(name, base)
 
 
@@ -87,7 +87,7 @@ class _Merged:
     def __init__(self, policy: nn.Module) -> None:
         layers: list[LoraLayer] = [module for module in policy.modules() if isinstance(module, LoraLayer)]
         self.parameters = KeptParameters(policy, (m for layer in layers for m in cast(nn.Module, layer).modules()))
-        self.layers, self.state, self.weights = layers, self.now(), [_merged(layer) for layer in layers]
+        self.layers, self.state, self.weights = layers, self.now(), [_merged_weight(layer) for layer in layers]
         self.bases: list[dict[str, Any]] = [cast(nn.Linear, each.get_base_layer())._parameters for each in layers]
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -101,7 +101,7 @@ class _Merged:
         """Follow what has changed, in place where that is possible: graphs that read the weights then stay right."""
         now = self.now()
         for number, (layer, old) in enumerate(zip(self.layers, self.weights, strict=True)):
-            new = _merged(layer)
+            new = _merged_weight(layer)
             if (old.device, old.dtype) == (new.device, new.dtype):
                 old.data.copy_(new)
             else:
@@ -160,7 +160,7 @@ def forget_merged(policy: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _merged(layer: LoraLayer) -> nn.Parameter:
+def _merged_weight(layer: LoraLayer) -> nn.Parameter:
     weight = cast(nn.Linear, layer.get_base_layer()).weight
     if is_sharded(weight):  # Gathered, it would take the merged one's place.
         raise ConfigError("policy.merge_lora: got true, but with parallel=fsdp a process acts alone; set it to false")

@@ -10,10 +10,40 @@ import torch
 
 from vla_rl.data.config import DatasetError
 from world_model.data.episodes import check_states
-from world_model.data.latents import EncodedEpisodes, HeldFrames, held_frames
+from world_model.data.latents import EncodedEpisodes, has_room, stacked, uploaded
 from world_model.types import Actions, Clip, Frames
 
 NEAR_FRAMES = 2  # Before a success, or at the end of a failure, that count as a near-success.
+
+
+@dataclass(frozen=True)
+class HeldFrames:
+    """M frames on a device, their parts' one after another, from `starts`.
+
+    Attributes:
+        latents: float16 (M, V, C, h, w). states: float32 (M, S), normalized.
+        values, executed, success: what led to each frame, and if it shows success; none where only `frames` is asked.
+    """
+
+    starts: np.ndarray
+    latents: torch.Tensor
+    states: torch.Tensor
+    values: torch.Tensor
+    executed: torch.Tensor
+    success: torch.Tensor
+
+    def clip(self, which: np.ndarray, frame: np.ndarray, valid: np.ndarray, first: np.ndarray, text: list[str]) -> Clip:
+        """See `ClipDataset.clip_of`."""
+        packed = np.concatenate([self.starts[which][:, None] + frame, valid, first[:, None]], 1)
+        index, length = uploaded(packed, self.latents.device), frame.shape[1]
+        index, valid_there, first_there = index[:, :length], index[:, length:-1] > 0, index[:, -1]
+        executed = self.executed[index] & valid_there[..., None]
+        actions = Actions(self.values[index] * executed[..., None], executed)
+        return Clip(self.frames(index), actions, first_there, valid_there, self.success[index], text)
+
+    def frames(self, index: torch.Tensor) -> Frames:
+        """Frames at int64 (B, F), on the device, counted over all parts."""
+        return Frames(self.latents[index].float(), self.states[index])
 
 
 class ClipDataset:
@@ -45,7 +75,19 @@ class ClipDataset:
 
     def hold(self, device: torch.device, beside: int = 0) -> None:
         """Keep all frames on a device that has room for them and for `beside` bytes."""
-        self.held = held_frames(self, device, beside)
+        parts = self.parts
+        if not has_room(sum(part.latents.nbytes for part in parts) + beside, device, "frames to learn from"):
+            return
+        every = [np.arange(part.frames.num_frames) for part in parts]
+        actions = [part.frames.actions(index) for part, index in zip(parts, every, strict=True)]
+        self.held = HeldFrames(
+            np.cumsum([0, *map(len, every)])[:-1],
+            stacked([part.latents for part in parts], device),
+            stacked([self.states(i, index) for i, index in enumerate(every)], device),
+            stacked([values for values, _ in actions], device),
+            stacked([executed for _, executed in actions], device),
+            stacked([part.frames.success(index) for part, index in zip(parts, every, strict=True)], device),
+        )
 
     @property
     def num_episodes(self) -> int:

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.data.episodes import EpisodeFrames
 from world_model.interfaces import Autoencoder
-from world_model.types import Actions, Clip, Frames
 
 log = logging.getLogger(__name__)
 
@@ -224,50 +223,3 @@ def stacked(parts: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
         made[start : start + len(part)].copy_(torch.from_numpy(np.array(part)))
         start += len(part)
     return made
-
-
-@dataclass(frozen=True)
-class HeldFrames:
-    """M frames on a device, their parts' one after another, from `starts`.
-
-    Attributes:
-        latents: float16 (M, V, C, h, w). states: float32 (M, S), normalized.
-        values, executed, success: what led to each frame, and if it shows success; none where only `frames` is asked.
-    """
-
-    starts: np.ndarray
-    latents: torch.Tensor
-    states: torch.Tensor
-    values: torch.Tensor
-    executed: torch.Tensor
-    success: torch.Tensor
-
-    def clip(self, which: np.ndarray, frame: np.ndarray, valid: np.ndarray, first: np.ndarray, text: list[str]) -> Clip:
-        """See `ClipDataset.clip_of`."""
-        packed = np.concatenate([self.starts[which][:, None] + frame, valid, first[:, None]], 1)
-        index, length = uploaded(packed, self.latents.device), frame.shape[1]
-        index, valid_there, first_there = index[:, :length], index[:, length:-1] > 0, index[:, -1]
-        executed = self.executed[index] & valid_there[..., None]
-        actions = Actions(self.values[index] * executed[..., None], executed)
-        return Clip(self.frames(index), actions, first_there, valid_there, self.success[index], text)
-
-    def frames(self, index: torch.Tensor) -> Frames:
-        """Frames at int64 (B, F), on the device, counted over all parts."""
-        return Frames(self.latents[index].float(), self.states[index])
-
-
-def held_frames(clips: Any, device: torch.device, beside: int = 0) -> HeldFrames | None:
-    """The frames of a ClipDataset on a device, where it has room for them and `beside`, bytes; else None."""
-    parts = clips.parts
-    if not has_room(sum(part.latents.nbytes for part in parts) + beside, device, "frames to learn from"):
-        return None
-    every = [np.arange(part.frames.num_frames) for part in parts]
-    actions = [part.frames.actions(index) for part, index in zip(parts, every, strict=True)]
-    return HeldFrames(
-        np.cumsum([0, *map(len, every)])[:-1],
-        stacked([part.latents for part in parts], device),
-        stacked([clips.states(i, index) for i, index in enumerate(every)], device),
-        stacked([values for values, _ in actions], device),
-        stacked([executed for _, executed in actions], device),
-        stacked([part.frames.success(index) for part, index in zip(parts, every, strict=True)], device),
-    )
