@@ -354,7 +354,7 @@ class VideoDynamics(Dynamics[TransformerConfig]):
     def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
         """From each frame's noise level and actions: (B, T, 9, width), the blocks' in common."""
         features = F.silu(self.embed_level(level_features(levels).to(self.dtype)) + condition.frame)
-        return self.modulation(features).unflatten(-1, (NUM_MODULATIONS, -1))
+        return torch.unflatten(self.modulation(features), -1, (NUM_MODULATIONS, -1))
 
     def _patches(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, T, V, C, h, w) -> (B, T, V * rows * columns, C * patch^2)."""

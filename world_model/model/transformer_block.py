@@ -69,7 +69,7 @@ class TransformerBlock(nn.Module):
         return x + m[8] * self.mlp_out(F.relu(self.mlp_in(self.norm(x) * (1 + m[7]) + m[6])).square())
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return torch.unflatten(x, -1, (3, self.heads, -1)).unbind(-3)  # A method would break compiled graphs.
 
 
 def _attend_in_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
