@@ -22,7 +22,8 @@ from rich.table import Table
 from real_robot.failure.detector import CONFIG_FILE, DETECTORS, EPISODES_FILE, FailureDetector
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
-from vla_rl.evaluation.report.charts import inline, page_template
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import inline
 from vla_rl.evaluation.signal import weighted_auc
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 

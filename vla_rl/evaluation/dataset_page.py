@@ -21,7 +21,8 @@ from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.recorded import Recorded, read
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.recorded import COLUMNS
-from vla_rl.evaluation.report.charts import BLUE, inline, page_template
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import BLUE, inline
 from vla_rl.evaluation.video import tile, write_mp4
 
 SHOWN, FILMED = 3, 2  # episodes: first, middle, last; of these the first ones as videos

@@ -23,7 +23,8 @@ from vla_rl.common.tables import console_table
 from vla_rl.config import Config, Number
 from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, inline, page_template
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import BLUE, GRAY, ORANGE, inline
 from vla_rl.evaluation.statistics import mean_bands, ratio_bands
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import evaluation_mode

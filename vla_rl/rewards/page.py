@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.report.charts import inline, page_template
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import inline
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import FIGURES, Judged, RewardResult
 from vla_rl.rewards.model import LearnedReward

@@ -1,4 +1,4 @@
-"""Jinja pages, and small charts for them: lines and bars with intervals as inline SVG, one stacked bar, figures."""
+"""Small charts for pages: lines and bars with intervals as inline SVG, one stacked bar, figures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
 
 import matplotlib
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from vla_rl.evaluation.results import shorten
@@ -186,14 +184,6 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "start", full:
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
-
-
-@cache  # Compiling one takes longer than filling it in, and a run writes its page again and again.
-def page_template(package: str, name: str) -> Template:
-    """Return the template `name` of a package, which may extend "page.html"."""
-    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("vla_rl.evaluation.report", ".")])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template(name)
 
 
 def inline(figure: Figure, label: str) -> Markup:

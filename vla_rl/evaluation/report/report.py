@@ -25,18 +25,8 @@ from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
 from vla_rl.evaluation.gate import OF_OTHERS
 from vla_rl.evaluation.recorded import NOT_SUCCESS, ActionErrors
-from vla_rl.evaluation.report.charts import (
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    Bar,
-    Line,
-    bar_chart,
-    line_chart,
-    page_template,
-)
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
 from vla_rl.evaluation.report.read import Run, control_of, read_run
 from vla_rl.evaluation.report.sections import (
     broken_trust,

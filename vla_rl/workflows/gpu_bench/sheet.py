@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.report import page_template
 from vla_rl.workflows.gpu_bench.parts import PARTS
 from vla_rl.workflows.gpu_bench.record import PartRecord, Results, Row, Target, finite
 
@@ -146,8 +147,6 @@ PAGE_FILE = "report.html"
 
 def write_page(results: Results) -> Path:
     """Write report.html beside the results, and return its path."""
-    from vla_rl.evaluation.report.charts import page_template
-
     template = page_template(__package__ or "", "page_template.html")
     parts = [(PARTS[name], record) for name, record in results.parts.items() if name in PARTS]
     target = results.folder / PAGE_FILE

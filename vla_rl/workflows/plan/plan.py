@@ -13,7 +13,8 @@ from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.task_names import print_table
-from vla_rl.evaluation.report.charts import STAGE_COLORS, Line, line_chart, page_template
+from vla_rl.evaluation.report import page_template
+from vla_rl.evaluation.report.charts import STAGE_COLORS, Line, line_chart
 from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.training.memory import estimate_apart, size_text
 from vla_rl.workflows.plan.costs import Costs
