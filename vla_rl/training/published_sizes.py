@@ -50,8 +50,8 @@ class PublishedCheckpoint:
 
 
 PUBLISHED = (
-    PublishedCheckpoint("OpenVLA 7B", 7_541_237_184, 107_862_016, 5.67 * GIGABYTE),
-    PublishedCheckpoint("OpenVLA-OFT 7B (discrete)", 7_541_237_184, 107_862_016, 6.01 * GIGABYTE),
+    PublishedCheckpoint("OpenVLA 7B", 7_541_237_184, 107_862_016, 4.39 * GIGABYTE),
+    PublishedCheckpoint("OpenVLA-OFT 7B (discrete)", 7_541_237_184, 107_862_016, 4.57 * GIGABYTE),
     PublishedCheckpoint("SmolVLA", 450_046_176, 6_832_128),
     PublishedCheckpoint("pi0", 3_501_372_176, 13_860_864),
     PublishedCheckpoint("pi0.5", 3_616_757_520, 13_860_864),

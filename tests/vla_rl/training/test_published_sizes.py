@@ -25,7 +25,7 @@ def test_the_docs_and_the_doctor_say_what_is_computed() -> None:
     assert table() in (ROOT / "docs/gpu.md").read_text()
     if not torch.cuda.is_available():
         assert advice() in check_device("auto").fix
-    assert "OpenVLA 7B 21 (118), " in advice() and "pi0 7+ (52+)" in advice()
+    assert "OpenVLA 7B 20 (117), " in advice() and "pi0 7+ (52+)" in advice()
     trains, trains_all = advice(24 * GIGABYTE).split("; every weight of: ")
     assert "OpenVLA 7B" in trains and trains_all.startswith("SmolVLA (")
     assert "OpenVLA 7B" not in advice(16 * GIGABYTE) and "pi0.5" in advice(16 * GIGABYTE)

@@ -31,8 +31,7 @@ class Part:
 
 
 _CONFIG = ("pydantic", "yaml")
-_POLICY = (*_CONFIG, "safetensors", "timm", "torchvision")
-_WITH_ADAPTERS = (*_POLICY, "transformers", "tokenizers", "peft")
+_POLICY = (*_CONFIG, "safetensors", "timm", "torchvision", "transformers", "tokenizers", "peft")
 _WORLD_MODEL = (*_CONFIG, "safetensors", "diffusers")
 # In order: what says most comes first, as time may run out.
 PARTS = {
@@ -40,26 +39,26 @@ PARTS = {
     for part in (
         Part("rates", "What the machine gives at best: matrix products, copies, launches", 1.0),
         Part("correctness", "Policies and learners against the CPU", 4.0, _POLICY),
-        Part("runs", "Real runs: GRPO stopped and resumed, cloning", 4.0, (*_WITH_ADAPTERS, "accelerate")),
+        Part("runs", "Real runs: GRPO stopped and resumed, cloning", 4.0, (*_POLICY, "accelerate")),
         Part(
             "imagination", "Imagined episodes, 40 to 2,048 at once, and frames of 64 and 256 pixels", 4.0, _WORLD_MODEL
         ),
-        Part("act", "Acting with 7 billion parameters, 1 to 64 environments", 8.0, _WITH_ADAPTERS),
-        Part("update", "An update with 7 billion parameters, micro-batches of 8 to 32", 4.0, _WITH_ADAPTERS),
-        Part("flow", "Acting and updating with SmolVLA and pi0", 4.0, (*_WITH_ADAPTERS, "lerobot")),
-        Part("memory", "Memory measured, against what `vla-rl plan --memory` predicts", 3.0, _WITH_ADAPTERS),
-        Part("rendering", "EGL rendering in 1 to 16 processes beside acting", 4.0, (*_WITH_ADAPTERS, "mujoco")),
+        Part("act", "Acting with 7 billion parameters, 1 to 64 environments", 8.0, _POLICY),
+        Part("update", "An update with 7 billion parameters, micro-batches of 8 to 32", 4.0, _POLICY),
+        Part("flow", "Acting and updating with SmolVLA and pi0", 4.0, (*_POLICY, "lerobot")),
+        Part("memory", "Memory measured, against what `vla-rl plan --memory` predicts", 3.0, _POLICY),
+        Part("rendering", "EGL rendering in 1 to 16 processes beside acting", 4.0, (*_POLICY, "mujoco")),
         Part(
             "rl7b",
             "A whole iteration of RL in LIBERO with 7 billion parameters",
             7.0,
-            (*_WITH_ADAPTERS, "accelerate", "mujoco", "libero"),
+            (*_POLICY, "accelerate", "mujoco", "libero"),
         ),
         Part(
             "recipes",
             "Two updates of each recipe for a published checkpoint",
             4.0,
-            (*_WITH_ADAPTERS, "lerobot", "libero"),
+            (*_POLICY, "lerobot", "libero"),
         ),
         Part("video", "Wan's transformers at their published sizes", 4.0, _WORLD_MODEL),
     )
