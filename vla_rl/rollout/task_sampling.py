@@ -229,9 +229,9 @@ class TaskSampler:
                 "the same env.tasks."
             )
         self._num_drawn = int(state["num_drawn"])
-        self._num_groups, self._num_keyframes = int(state.get("num_groups", 0)), int(state.get("num_keyframes", 0))
+        self._num_groups, self._num_keyframes = int(state["num_groups"]), int(state["num_keyframes"])
         self._num_of_task = {task: int(n) for task, n in state["num_of_task"].items()}
-        self._num_perturbed = int(state.get("num_perturbed", 0))
+        self._num_perturbed = int(state["num_perturbed"])
 
 
 def _axis(spec: EpisodeSpec) -> str:

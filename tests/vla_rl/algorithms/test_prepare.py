@@ -210,7 +210,7 @@ def test_nothing_informative_gives_an_empty_batch_and_no_step():
     policy = ToyPolicy()
     learner = GRPOConfig(kl_coef=0.1).build(policy)
     batch = learner.prepare([failed(0, 1), failed(0, 2)])
-    assert batch.size == 0
+    assert batch.size == learner.num_steps(batch) == 0
     metrics = learner.update(batch)
     assert metrics["update/num_steps"] == 0
     assert learner.iteration == 1

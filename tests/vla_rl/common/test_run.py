@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from vla_rl.common import run_folder as run
 from vla_rl.common.pretrained import how_to_make
 from vla_rl.common.progress import write_status
-from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes
+from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes, read_metrics
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 from vla_rl.evaluation.report.report import change_texts
 
@@ -218,6 +219,31 @@ def test_a_run_that_failed_before_it_began_leaves_its_folder_free(tmp_path, resu
     folder = open_run(Asked(), tmp_path / "run", resume=False)
     assert open_run(Asked(seed=1), folder, resume=resume) == folder
     assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=1)
+    for file in (RunFolder(folder).status, RunFolder(folder).claim):  # Which say nothing of a step either.
+        file.write_text("{}")
+    assert open_run(Asked(seed=2), folder, resume=resume) == folder
+    (folder / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError):
+        open_run(Asked(seed=3), folder, resume=resume)
+
+
+def test_the_result_is_the_runs_policy_or_that_of_its_last_round(tmp_path):
+    assert RunFolder(tmp_path).result is None
+    for number in (2, 10, 9):
+        (tmp_path / f"round_{number}" / "train" / "policy").mkdir(parents=True)
+    assert RunFolder(tmp_path).result == tmp_path / "round_10" / "train" / "policy"
+    (tmp_path / "policy").mkdir()
+    assert RunFolder(tmp_path).result == tmp_path / "policy"
+
+
+def test_metrics_are_read_but_for_a_line_cut_off_and_a_damaged_one_is_named(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"a": 1}\n{"a": null}\n{"a":')
+    first, second = read_metrics(file)
+    assert first == {"a": 1} and math.isnan(second["a"])
+    file.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not valid JSON .*Remove the line"):
+        read_metrics(file)
 
 
 def test_a_recipes_first_run_lies_where_other_recipes_look_for_it_and_later_ones_beside_it(tmp_path, monkeypatch):

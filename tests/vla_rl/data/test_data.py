@@ -138,6 +138,10 @@ def test_batches_hold_the_actions_that_followed(shared):
     assert batch.obs.images["wrist"].dtype == np.uint8 and list(batch.obs.images) == ["wrist", "agentview"]
     assert batch.obs.instruction[1] == part.instructions[part.task[0]]
     assert batch.keyframe is not None and batch.keyframe.shape == (2, 3)
+    second = batch.select(np.array([1]))
+    assert second.keyframe is not None and np.array_equal(second.keyframe, batch.keyframe[1:], equal_nan=True)
+    assert np.array_equal(second.actions, batch.actions[1:]) and second.valid.all()
+    assert replace(batch, keyframe=None).select(np.array([1])).keyframe is None
 
 
 def test_the_observation_after_the_last_action(shared):

@@ -1,4 +1,4 @@
-"""Comparisons: pairs of the same states, hand-computed numbers, refusals, early stopping."""
+"""Comparisons: pairs of the same states, hand-computed numbers, refusals, tables, verdicts."""
 
 import json
 import math
@@ -6,16 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reach_policy import ReachPolicy
 from typer.testing import CliRunner
 
-from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
-from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.evaluation import statistics
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
-from vla_rl.evaluation.results import EpisodeJournal, EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
-from vla_rl.evaluation.sequential_compare import SequentialConfig, compare_sequential
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.verdict import changed_tasks, verdict
 
 
@@ -77,7 +73,12 @@ def test_per_task_and_total():
     b = make({"push": [1, 1, 1, 0], "stack": [1, 0, 0, 0]})
     comparison = compare(a, b)
     assert [(r.task, r.gained, r.lost) for r in comparison.results] == [("push", 3, 0), ("stack", 0, 1), (None, 3, 1)]
-    assert comparison.table().row_count == 3
+    labeled = comparison.model_copy(update={"labels": {"push": "push the block"}})
+    assert [labeled.label(r) for r in labeled.results] == ["push the block", "stack", ""]
+    assert labeled.text().splitlines()[0].startswith("sampled, push the block: 0.0 %")
+    table = labeled.table()
+    assert list(table.columns[0].cells) == ["push the block", "stack", "sampled, all"]
+    assert [row.style for row in table.rows] == [None, None, "bold"], "the total stands out"
     with pytest.raises(EvaluationError, match="mode 'greedy'"):
         comparison.result("greedy")
 
@@ -151,8 +152,8 @@ def test_how_an_environment_was_run_is_no_difference():
 
 def test_json_round_trip(tmp_path):
     comparison = compare(make({"push": [1, 0, 0]}), make({"push": [1, 1, 0]}))
-    comparison.save(tmp_path / "comparison.json")
-    assert Comparison.load(tmp_path / "comparison.json") == comparison
+    comparison.save(tmp_path / "new" / "comparison.json")
+    assert Comparison.load(tmp_path / "new" / "comparison.json") == comparison
     (tmp_path / "comparison.json").write_text("{")
     with pytest.raises(EvaluationError, match=r"comparison\.json: not valid JSON"):
         Comparison.load(tmp_path / "comparison.json")
@@ -176,63 +177,6 @@ def test_says_which_states_the_claim_is_about(tmp_path):
 
 def test_p_values_for_people():
     assert [format_p(p) for p in (3.14e-7, 0.02148, 0.5)] == ["3.1e-07", "0.0215", "0.50"]
-
-
-def test_sequential_stops_early_on_a_clear_difference():
-    env = DummyConfig(num_envs=8).build()
-    seen = []
-    result = compare_sequential(
-        ReachPolicy(speed=0.1),
-        ReachPolicy(),
-        env,
-        SequentialConfig(max_pairs=200, temperature=0.0),
-        on_batch=lambda n, p: seen.append((n, p)),
-    )
-    assert result.decision == "better" and result.num_pairs < 40 and result.rate_b == 1.0
-    assert result.p_value <= 0.05 and result.interval.low > 0
-    assert seen[-1] == (result.num_pairs, result.p_value)
-    assert result.gained + result.lost + result.tied == result.num_pairs
-    assert result.text().startswith("b is better than a after")
-    worse = compare_sequential(ReachPolicy(), ReachPolicy(speed=0.1), env, SequentialConfig(temperature=0.0))
-    assert worse.decision == "worse" and worse.num_pairs == result.num_pairs
-
-
-def test_a_sequential_comparison_goes_on_where_it_was_stopped(tmp_path):
-    env, config = DummyConfig(num_envs=4).build(), SequentialConfig(max_pairs=24)
-    policies = ReachPolicy(speed=0.2), ReachPolicy(speed=0.22)
-    whole = compare_sequential(*policies, env, config)
-    assert whole.num_pairs > 12
-
-    def stop(num_pairs: int, _: float) -> None:
-        if num_pairs == 8:
-            raise KeyboardInterrupt
-
-    subject, file = {"num_episodes": 48}, tmp_path / "pairs.json"
-    with EpisodeJournal(file, subject, ALONE) as journal, pytest.raises(KeyboardInterrupt):
-        compare_sequential(*policies, env, config, stop, journal=journal)
-    with EpisodeJournal(file, subject, ALONE) as journal:
-        rest = compare_sequential(*policies, env, config, journal=journal)
-    assert rest.num_episodes == whole.num_episodes - 16
-    assert rest == whole.model_copy(update={"num_episodes": rest.num_episodes})
-    with pytest.raises(EvaluationError, match="holds episodes of other weights or eval options"):
-        EpisodeJournal(file, {"num_episodes": 2}, ALONE)
-
-
-def test_sequential_spends_its_budget_on_equal_policies_or_stops_for_no_gain():
-    env = DummyConfig(num_envs=8).build()
-    policy = ReachPolicy(speed=0.2)
-    result = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=20, temperature=0.0))
-    assert (result.decision, result.num_pairs, result.gained, result.p_value) == ("undecided", 20, 0, 1.0)
-    stopped = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=200, min_gain=0.2))
-    assert stopped.decision == "no_gain" and stopped.num_pairs < 60
-    with pytest.raises(EvaluationError, match="unknown task 'fly'"):
-        compare_sequential(policy, policy, env, SequentialConfig(tasks=("fly",)))
-
-
-def test_sequential_counts_no_state_twice():
-    """With a task named twice each pair was run, and counted as evidence, twice."""
-    with pytest.raises(ValueError, match="name each task once"):
-        SequentialConfig(tasks=("reach_red", "reach_red"))
 
 
 def counted(n: int, gained: int, lost: int, resamples: int = 1000) -> PairedResult:

@@ -1,10 +1,16 @@
-"""The sequential test: values by hand, error under continuous looking, power, coverage."""
+"""The sequential test: values by hand, errors under continuous looking, power, coverage; policies compared by it."""
 
 import numpy as np
 import pytest
+from reach_policy import ReachPolicy
 
+from sim.dummy import DummyConfig
+from vla_rl.common.distributed.process_group import ALONE
+from vla_rl.evaluation.results import EpisodeJournal, EvaluationError
 from vla_rl.evaluation.sequential_compare import (
     PairedSequentialTest,
+    SequentialConfig,
+    compare_sequential,
     difference_confidence_sequence,
     difference_e_value,
     discordant_e_value,
@@ -112,3 +118,70 @@ def test_p_value_is_the_inverse_e_value():
     test = PairedSequentialTest(gained=9, lost=1, tied=5)
     assert test.p_value == pytest.approx(110 / 1024) and test.num_pairs == 15
     assert PairedSequentialTest(gained=1, lost=1).p_value == 1.0
+
+
+def test_it_decides_once_the_e_value_reaches_one_over_alpha():
+    counts = {"gained": 9, "lost": 1}  # 1024 / 110 = 9.3
+    assert PairedSequentialTest(alpha=1 / 9, **counts).decision == "better"
+    assert PairedSequentialTest(alpha=1 / 10, **counts).decision == "undecided"
+    assert PairedSequentialTest(alpha=1 / 9, gained=1, lost=9).decision == "worse"
+
+
+# --- policies compared ------------------------------------------------------------------------
+
+
+def test_sequential_stops_early_on_a_clear_difference():
+    env = DummyConfig(num_envs=8).build()
+    seen = []
+    result = compare_sequential(
+        ReachPolicy(speed=0.1),
+        ReachPolicy(),
+        env,
+        SequentialConfig(max_pairs=200, temperature=0.0),
+        on_batch=lambda n, p: seen.append((n, p)),
+    )
+    assert result.decision == "better" and result.num_pairs < 40 and result.rate_b == 1.0
+    assert result.p_value <= 0.05 and result.interval.low > 0
+    assert seen[-1] == (result.num_pairs, result.p_value)
+    assert result.gained + result.lost + result.tied == result.num_pairs
+    assert result.text().startswith("b is better than a after")
+    worse = compare_sequential(ReachPolicy(), ReachPolicy(speed=0.1), env, SequentialConfig(temperature=0.0))
+    assert worse.decision == "worse" and worse.num_pairs == result.num_pairs
+
+
+def test_a_sequential_comparison_goes_on_where_it_was_stopped(tmp_path):
+    env, config = DummyConfig(num_envs=4).build(), SequentialConfig(max_pairs=24)
+    policies = ReachPolicy(speed=0.2), ReachPolicy(speed=0.22)
+    whole = compare_sequential(*policies, env, config)
+    assert whole.num_pairs > 12
+
+    def stop(num_pairs: int, _: float) -> None:
+        if num_pairs == 8:
+            raise KeyboardInterrupt
+
+    subject, file = {"num_episodes": 48}, tmp_path / "pairs.json"
+    with EpisodeJournal(file, subject, ALONE) as journal, pytest.raises(KeyboardInterrupt):
+        compare_sequential(*policies, env, config, stop, journal=journal)
+    with EpisodeJournal(file, subject, ALONE) as journal:
+        rest = compare_sequential(*policies, env, config, journal=journal)
+    assert rest.num_episodes == whole.num_episodes - 16
+    assert rest == whole.model_copy(update={"num_episodes": rest.num_episodes})
+    with pytest.raises(EvaluationError, match="holds episodes of other weights or eval options"):
+        EpisodeJournal(file, {"num_episodes": 2}, ALONE)
+
+
+def test_sequential_spends_its_budget_on_equal_policies_or_stops_for_no_gain():
+    env = DummyConfig(num_envs=8).build()
+    policy = ReachPolicy(speed=0.2)
+    result = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=20, temperature=0.0))
+    assert (result.decision, result.num_pairs, result.gained, result.p_value) == ("undecided", 20, 0, 1.0)
+    stopped = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=200, min_gain=0.2))
+    assert stopped.decision == "no_gain" and stopped.num_pairs < 60
+    with pytest.raises(EvaluationError, match="unknown task 'fly'"):
+        compare_sequential(policy, policy, env, SequentialConfig(tasks=("fly",)))
+
+
+def test_sequential_counts_no_state_twice():
+    """With a task named twice each pair was run, and counted as evidence, twice."""
+    with pytest.raises(ValueError, match="name each task once"):
+        SequentialConfig(tasks=("reach_red", "reach_red"))

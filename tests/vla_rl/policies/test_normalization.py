@@ -66,6 +66,19 @@ def test_unnormalize_by_hand():
     np.testing.assert_allclose(LIBERO.unnormalize(np.full(7, 0.5))[0], 0.5167575, atol=1e-6)
 
 
+def test_a_range_is_mapped_back_with_ofts_epsilon_and_without_it_for_the_base_model():
+    stats = NormStats.of("x", {"action": {"q01": [0.0], "q99": [0.0]}}, 1, None)
+    assert stats.action.unnormalize_exact(np.array([1.0])) == pytest.approx(1e-8, rel=1e-6)
+    assert stats.without_epsilon().action.unnormalize_exact(np.array([1.0])) == 0
+
+
+def test_the_states_statistics_are_read_where_they_are_wanted_and_there():
+    range_of = {"q01": [0.0], "q99": [1.0]}
+    both = {"action": range_of, "proprio": range_of}
+    assert NormStats.of("x", both, 1, 1).state is not None and NormStats.of("x", both, 1, None).state is None
+    assert NormStats.of("x", {"action": range_of}, 1, 1).state is None
+
+
 def test_a_constant_dimension_comes_back():
     stats = QuantileStats.of("action", {"q01": [0.25], "q99": [0.25]}, 1)
     np.testing.assert_allclose(stats.unnormalize(stats.normalize(np.array([0.25]))), [0.25], atol=1e-6)
@@ -100,6 +113,9 @@ def test_damaged_statistics_name_the_file(tmp_path):
     (tmp_path / "dataset_statistics.json").write_text("{")
     with pytest.raises(ValueError, match=r"dataset_statistics.json: not valid JSON"):
         NormStats.read(tmp_path, 7, 8)
+    (tmp_path / "dataset_statistics.json").write_text('{"a": {"action": {"q01": [0]}}}')
+    with pytest.raises(ValueError, match=r"dataset_statistics.json: action statistics: 'q99' is missing"):
+        NormStats.read(tmp_path, 1, None)
     (tmp_path / "dataset_statistics.json").write_text('{"a": {}, "b": {}}')
     with pytest.raises(ValueError, match=r"one dataset, found \['a', 'b'\]"):
         NormStats.read(tmp_path, 7, 8)

@@ -1,5 +1,7 @@
 """The OpenVLA policy: likelihoods, batches, decoders, cloning, what is trained, messages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,13 @@ def test_a_batch_of_different_instructions_equals_one_by_one(decoder, chunk_size
     assert greedy.log_prob is None
     alone = [policy.act(obs.select([i]), temperature=0.0).actions for i in range(6)]
     np.testing.assert_array_equal(np.concatenate(alone), greedy.actions)
+
+
+def test_it_fits_the_environment_it_was_made_for_and_none_with_other_actions():
+    policy = make()
+    policy.check_env(SPEC)
+    with pytest.raises(ConfigError, match="action"):
+        policy.check_env(replace(SPEC, action_dim=6))
 
 
 def test_bf16_is_near_fp32():

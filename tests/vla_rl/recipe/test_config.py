@@ -328,6 +328,21 @@ def test_the_same_kind_extends_a_section() -> None:
     assert merge(base, {"env": {"num_envs": 8}})["env"] == {"kind": "tabletop", "image_size": 64, "num_envs": 8}
 
 
+def test_another_kind_keeps_only_what_both_have_from_a_common_class(caplog: pytest.LogCaptureFixture) -> None:
+    base = {"env": {"kind": "tabletop", "num_envs": 4, "tasks": ["stack"], "knock": 0.5}}
+    merged = merge(base, {"env": {"kind": f"{__name__}:MyEnv"}})
+    assert merged["env"] == {"kind": f"{__name__}:MyEnv", "num_envs": 4}
+    assert "env.kind: 'tabletop' became" in caplog.text and "knock, tasks is left out" in caplog.text
+
+
+def test_a_base_of_another_kind_of_run_gives_the_sections_that_both_have(tmp_path: Path) -> None:
+    write(tmp_path, "sft.yaml", "run: sft\nname: a\nenv: {kind: tabletop}\nsft: {steps: 2}\n")
+    fit = write(tmp_path, "fit.yaml", "base: sft.yaml\nrun: fit\n")
+    assert read_yaml(fit) == {"run": "fit", "name": "a", "env": {"kind": "tabletop"}}
+    again = write(tmp_path, "again.yaml", "base: sft.yaml\nrun: sft\nname: b\n")
+    assert read_yaml(again) == {"run": "sft", "name": "b", "env": {"kind": "tabletop"}, "sft": {"steps": 2}}
+
+
 # ---------------------------------------------------------------- kinds
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
 from vla_rl.common import progress
 from vla_rl.common.progress import Stopwatch
-from vla_rl.rollout.runner import collect
-from vla_rl.types import EpisodeSpec
+from vla_rl.common.row_noise import by_row
+from vla_rl.rollout.runner import collect, derived_seed, run_episodes
+from vla_rl.types import ActionChunk, EpisodeSpec
 
 ENV = DummyConfig(num_envs=3, tasks=("reach_red",))
 SLOW = {"speed": 0.3}
@@ -103,6 +107,56 @@ def test_the_seed_decides_and_greedy_does_not_care():
 
     assert run(0, 1.0) == run(0, 1.0) != run(1, 1.0)
     assert run(0, 0.0) == run(1, 0.0) != run(0, 1.0)
+
+
+class OwnNoise(ReachPolicy):
+    """Each episode's actions are noise from its own generator."""
+
+    def act(self, obs, generator=None, temperature=1.0):
+        def draw(shape, own):
+            return torch.randn(shape, generator=own)
+
+        return ActionChunk(0.1 * by_row(draw, (obs.batch_size, 4, 7), generator).numpy())
+
+
+def test_an_episode_with_a_seed_of_its_own_is_the_same_whatever_others_run():
+    policy, seeds = OwnNoise(), [7, 8, 9, 10, 11]
+    together = collect(policy, ENV.build(), specs(5), seed=seeds)
+    alone = [collect(policy, ENV.build(num_envs=1), [s], seed=[n])[0] for s, n in zip(specs(5), seeds, strict=True)]
+    assert actions(together) == actions(alone)
+
+
+class BreakingOnce(SpyEnv):
+    """Loses all episodes of the first step."""
+
+    def step(self, actions, env_ids=None):
+        is_first = len(self.calls) == 1
+        result = super().step(actions, env_ids)
+        return replace(result, lost=np.ones(len(result.lost), bool)) if is_first else result
+
+
+def test_what_broke_is_run_again_with_the_episodes_own_seeds_or_else_other_noise():
+    def run(seed):
+        return run_episodes(OwnNoise(), BreakingOnce(ENV.build()), specs(4), temperature=1.0, seed=seed)
+
+    episodes, num_retried = run([7, 8, 9, 10])
+    assert num_retried == 3 and [e.group for e in episodes] == [0, 1, 2, 3] and not any(e.lost for e in episodes)
+    assert actions(episodes) == actions(collect(OwnNoise(), ENV.build(), specs(4), seed=[7, 8, 9, 10]))
+    episodes, num_retried = run(7)
+    again = collect(OwnNoise(), ENV.build(), specs(3), seed=derived_seed(7, 1))
+    assert num_retried == 3 and actions(episodes[:3]) == actions(again)
+
+
+class TellingEnv(SpyEnv):
+    """Tells how far each chunk moves."""
+
+    def step(self, actions, env_ids=None):
+        return replace(super().step(actions, env_ids), info={"moved": actions[:, :, 0].sum(1)})
+
+
+def test_what_an_environment_tells_of_a_decision_stays_with_its_episode():
+    for episode in collect(ReachPolicy(**SLOW), TellingEnv(ENV.build()), specs(4), temperature=0):
+        np.testing.assert_array_equal(episode.info["moved"], episode.chunks.actions[:, :, 0].sum(1))
 
 
 def test_a_broken_episode_is_marked_and_the_others_are_not():

@@ -11,7 +11,9 @@ import pytest
 
 from vla_rl.rollout.success import PENALTY, count_informative, rollout_metrics
 from vla_rl.rollout.task_sampling import SamplingConfig, TaskSampler, groups_to_resample
-from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
+
+KEYFRAME = Keyframe("dummy", "a", 3, {})
 
 
 def episode(task: str = "a", success: bool = True, group: int = 0, index: int = 0, lost: bool = False) -> Episode:
@@ -96,6 +98,27 @@ def test_vade_ignores_lost_episodes():
     sampler = SamplingConfig(kind="vade").build(["a"])
     sampler.update([episode("a", False, lost=True)])
     assert evidence(sampler) == {"a": (0, 0)}
+
+
+def test_group_dro_ignores_lost_episodes_and_those_from_keyframes():
+    sampler = SamplingConfig(kind="group_dro").build(["a", "b"])
+    late = episode("a")
+    late = replace(late, spec=replace(late.spec, keyframe=KEYFRAME))
+    sampler.update([episode("a", lost=True), late])
+    metrics = sampler.metrics()
+    assert metrics["sampling/a"] == metrics["sampling/b"] == 0.5  # Both still count as failing: nothing is known.
+
+
+def test_a_share_of_the_groups_begins_at_keyframes_also_in_a_resumed_run():
+    places = [EpisodeSpec("a", "train", i, keyframe=KEYFRAME) for i in range(2)]
+    first, resumed = (TaskSampler(SamplingConfig(keyframe_share=0.3), ["a"], keyframes=places) for _ in range(2))
+    draws = [first.draw(4)]
+    resumed.load_state(json.loads(json.dumps(first.state())))
+    draws += [first.draw(4), first.draw(4)]
+    assert [[s.keyframe is not None for s in specs].count(True) for specs in draws] == [1, 1, 1]  # 1.2, 2.4, 3.6.
+    assert all(specs[-1].keyframe is not None and specs[0].keyframe is None for specs in draws)
+    assert {draws[0][-1].index, draws[1][-1].index} == {0, 1}, "each once before one comes again"
+    assert [resumed.draw(4), resumed.draw(4)] == draws[1:]
 
 
 def test_vade_per_state_draws_distinct_states_and_prefers_half():

@@ -24,6 +24,7 @@ def of_scores(failed: list[float], succeeded: list[float], **options: float) -> 
 
 
 def test_failures_needed_is_where_wilsons_limit_for_none_passes_the_bound() -> None:
+    assert (failures_needed(0.8), failures_needed(0.5)) == (1, 4)  # 3.84 / 4.84 = 0.79; 3.84 / 7.84 = 0.49
     assert failures_needed(0.1) == 35  # 1.96^2 / (n + 1.96^2) <= 0.1
     assert wilson_interval(0, 35).high <= 0.1 < wilson_interval(0, 34).high
 

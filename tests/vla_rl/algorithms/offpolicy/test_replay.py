@@ -86,6 +86,16 @@ def test_logged_decisions_are_drawn_by_their_weights(tmp_path: Path) -> None:
     assert (fresh.place[fresh.fresh, 0] == 10).mean() == pytest.approx(0.5, abs=0.04), "fresh ones are all alike"
 
 
+@pytest.mark.parametrize("is_prior", [True, False])
+def test_what_a_person_decided_is_drawn_as_prior_where_asked(tmp_path: Path, is_prior: bool) -> None:
+    replay = Replay(tmp_path, None, 0.5, 10, "p", person_is_prior=is_prior)
+    replay.add(0, replace(episodes([4], 10), person=np.array([False, True, True, False])))
+    batch = replay.draw(64, 0.9, np.random.default_rng(0))
+    assert (~batch.fresh).sum() == (32 if is_prior else 0)
+    assert set(batch.place[~batch.fresh, 0].tolist()) == ({11.0, 12.0} if is_prior else set())
+    assert set(batch.place[batch.fresh, 0].tolist()) == {10.0, 11.0, 12.0, 13.0}
+
+
 def test_outcomes_are_discounted_to_the_end(tmp_path: Path) -> None:
     replay = Replay(tmp_path, episodes([2, 1], 0), 0.5, 10, "p")
     batch = replay.draw(64, 0.5, np.random.default_rng(0))
