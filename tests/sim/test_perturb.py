@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim.dummy import DummyConfig
-from sim.perturb import Perturbation, PerturbConfig
+from sim.perturb import Perturbation, PerturbConfig, Surfaces, _either_way
 from sim.tabletop import TabletopConfig
 from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES
 from vla_rl.config import ConfigError, build_component
@@ -89,13 +89,29 @@ def test_a_camera_goes_around_what_it_looks_at() -> None:
     distances, places = [], []
     for level in (1, 2, 3):
         perturbation = Perturbation(PerturbConfig(axis="camera", level=level), SPEC)
-        from sim.perturb import Surfaces
-
         with perturbation.look(model, [camera], np.zeros(3), Surfaces([])):
             distances.append(np.linalg.norm(model.cam_pos[camera]) / np.linalg.norm(before))
             places.append(np.linalg.norm(model.cam_pos[camera] - before))
         np.testing.assert_array_equal(model.cam_pos[camera], before)
     assert places[0] < places[1] < places[2] and max(np.abs(np.log(distances))) < 0.2
+
+
+def test_half_of_the_episodes_are_lit_brighter_and_half_dimmer_and_no_color_is_beyond_white() -> None:
+    model = reset(CLEAN)[0]._scene.model
+    before, brighter = model.vis.headlight.ambient.mean(), []
+    for index in range(200):
+        perturbation = Perturbation(PerturbConfig(axis="light", level=3), EpisodeSpec("stack", "eval", index))
+        with perturbation.look(model, [], np.zeros(3), Surfaces([])):
+            brighter.append(model.vis.headlight.ambient.mean() > before)
+            largest = max(c.max() for c in (model.light_diffuse, model.vis.headlight.ambient, model.light_ambient))
+            assert largest <= 1
+    assert 0.4 < np.mean(brighter) < 0.6
+
+
+def test_a_shift_is_most_of_the_largest_to_either_side() -> None:
+    shifts = np.array([_either_way(np.random.default_rng(seed)) for seed in range(200)])
+    assert 0.7 <= np.abs(shifts).min() < 0.75 and 0.95 < np.abs(shifts).max() <= 1
+    assert 0.4 < (shifts > 0).mean() < 0.6
 
 
 def test_objects_start_further_out_and_the_robot_elsewhere() -> None:

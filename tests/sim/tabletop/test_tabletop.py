@@ -285,6 +285,17 @@ def test_stacked_means_resting_on_the_lower_block(env: TabletopEnv, offset: floa
     assert settles_as_success(env, 20) is solved
 
 
+def test_a_blocks_yaw_is_its_turn_about_the_vertical_also_when_it_is_tilted(env: TabletopEnv) -> None:
+    env._start(EpisodeSpec("stack"))
+    env._put("block", 0.0, 0.0, 0.5)
+    env._put("base", 0.2, 0.0, -1.2)
+    assert (env._view.yaw("block"), env._view.yaw("base")) == pytest.approx((0.5, -1.2))
+    address = env._scene.qpos["block"]
+    turn, tilt = ([np.cos(angle / 2), *(np.sin(angle / 2) * np.eye(3)[axis])] for angle, axis in ((0.5, 2), (0.3, 0)))
+    mujoco.mju_mulQuat(env._now.qpos[address + 3 : address + 7], np.array(turn), np.array(tilt))
+    assert env._view.yaw("block") == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(("offset", "solved"), [(0.0, True), (0.03, True), (0.05, False)])
 def test_pushed_means_within_the_zones_radius(env: TabletopEnv, offset: float, solved: bool) -> None:
     env._start(EpisodeSpec("push_to_zone"))

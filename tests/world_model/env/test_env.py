@@ -10,13 +10,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
+from toy import GAIN, GOAL, ToyDynamics, ToyInitialFrames, push, through_a_file, toy_env, toy_valued
 
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.interfaces import ImaginedEnv, Policy
 from vla_rl.rollout.runner import collect, run_episodes
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
+from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125; pushed by 1, it passes the goal, 6, in frame 5, at 6.125.
@@ -123,6 +124,22 @@ def test_the_tasks_horizon_truncates_where_it_comes_first() -> None:
     env.reset([EpisodeSpec("reach_back", "train", 0)])
     result = env.step(push(0, 1, 20))
     assert result.num_steps[0] == 16 and result.truncated[0, 15] and not result.success[0]
+
+
+def test_a_branchs_end_is_worth_its_value_and_a_success_there_one() -> None:
+    env = WorldModelEnv(toy_valued(), ToyInitialFrames(), ImaginationConfig(branch_frames=2), 2)
+    env.reset([EpisodeSpec("reach", "train", 33)] * 2)  # Starts at 5.125, in 24 steps.
+    result = env.step(push(1, 2, 8) * [[[0.25]], [[0.5]]])  # To 5.625, with 16 steps left, and to 6.125.
+    value = 1 / (1 + np.exp(-(2 * (5.625 - GOAL + 4 * 16 / 24 - 2) + 0.5)))
+    np.testing.assert_allclose(result.reward[:, 7], [value, 1], rtol=1e-4)
+    assert result.terminated[:, 7].tolist() == [False, True] and result.truncated[:, 7].tolist() == [True, False]
+
+
+def test_without_a_gpu_compiling_records_no_chunks() -> None:
+    for compiled in (False, True):
+        env = toy_env(1, compile=compiled)
+        env.reset([SPEC])
+        assert env.step(push(1, 1, 8)).obs.state[0, 0] == 3.125
 
 
 def test_disagreement_truncates_without_success() -> None:

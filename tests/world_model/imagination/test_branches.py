@@ -121,3 +121,6 @@ def test_a_branch_beyond_the_horizon_is_refused() -> None:
 def test_a_branch_needs_a_value() -> None:
     with pytest.raises(ConfigError, match=r"has no value.*world_model\.value\.steps"):
         branching(world_model=toy_world_model(metadata=METADATA))
+    told = METADATA.model_copy(update={"value_probability": (2.0, 0.5)})
+    with pytest.raises(ConfigError, match=r"has no value"):
+        branching(world_model=toy_world_model(metadata=told))  # Its network is missing.

@@ -16,10 +16,11 @@ from toy import GOAL, METADATA, ToyInitialFrames, push, through_a_file, toy_env,
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
-from vla_rl.rollout.success import success_metrics
+from vla_rl.rollout.success import PENALTY, success_metrics
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
+from world_model.imagination.reward import penalties
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125; a frame of pushes by 1 moves by 1.
 
@@ -137,6 +138,14 @@ def test_an_iteration_tells_the_probability_beside_the_success_that_it_paid() ->
     assert found["train/imagined_probability"] == pytest.approx(np.mean(likely), rel=1e-4)
     known = [replace(episodes[0], info={}), episodes[1]]
     assert "train/imagined_probability" not in success_metrics(known, ["reach"], is_imagined=True)
+
+
+def test_the_action_penalty_is_of_the_mean_error_of_the_executed_frames() -> None:
+    error = np.array([[0.2, 0.6], [0.4, 0.8], [0.3, 0.3]], np.float32)
+    found = penalties(error, np.array([8, 3, 0]), 4, ImaginationConfig(action_penalty=0.5))  # Both, the first, none.
+    np.testing.assert_allclose(found["action_error"], [0.4, 0.4, 0.0])
+    np.testing.assert_allclose(found[PENALTY], [0.2, 0.2, 0.0])
+    assert penalties(None, np.array([8]), 4, ImaginationConfig()) == {}
 
 
 def test_a_world_model_without_a_probability_is_refused() -> None:

@@ -188,6 +188,19 @@ def test_a_context_survives_its_tensors() -> None:
     assert torch.equal(first.latents, second.latents)
 
 
+@torch.no_grad()
+def test_what_is_to_be_remembered_leaves_the_memory_as_it_is_until_it_is_written() -> None:
+    dynamics, clip = make_dynamics(), make_clip(2, 4)
+    first, second = (dynamics.begin(clip.frames.at(slice(0, 1)), NoiseStream([0, 1])) for _ in range(2))
+    before = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    new = clip.frames.at(slice(1, 4)), clip.actions.at(slice(1, 4))
+    later, written = dynamics.to_remember(first, *new, NoiseStream([5, 6]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in first.tensors().items()) and len(written) == 3
+    later.write(*written[-1])
+    expected = dynamics.extend(second, *new, NoiseStream([5, 6])).tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in later.tensors().items())
+
+
 class LargestMade(TorchDispatchMode):
     """The most elements of a tensor that an operation makes anew."""
 
@@ -273,6 +286,18 @@ def test_frame_one_from_the_middle_of_an_episode_is_context_only() -> None:
     middle, _ = dynamics.loss(replace(clip, first=torch.tensor([4])), g)
     assert whole > 0
     assert middle == 0
+
+
+@torch.no_grad()
+def test_errors_are_told_of_the_frames_predicted_from_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("world_model.model.dynamics.PURE_NOISE", 1.0)  # So of all.
+    clip = make_clip(2, 4)
+    _, metrics = make_dynamics().loss(clip, torch.Generator().manual_seed(0))
+    latents = clip.frames.latents
+    assert metrics["copy_error"].item() == pytest.approx((latents[:, 1:] - latents[:, :-1]).square().mean().item())
+    monkeypatch.setattr("world_model.model.dynamics.PURE_NOISE", 0.0)
+    _, metrics = make_dynamics().loss(clip, torch.Generator().manual_seed(0))
+    assert metrics["copy_error"] == metrics["latent_error"] == metrics["state_error"] == 0
 
 
 @pytest.mark.parametrize(("num_steps", "temperature", "spread"), [(1, 1.0, 0.0), (200, 1.0, 1.0), (200, 0.5, 0.5)])

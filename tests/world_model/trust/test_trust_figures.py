@@ -36,6 +36,8 @@ def test_ssim_of_flat_images_is_that_of_their_means() -> None:
     assert ssim(flat(100), flat(150)) == pytest.approx((2 * 100 * 150 + c1) / (100**2 + 150**2 + c1))
     with pytest.raises(ValueError, match="at least 11 x 11 pixels, got 8 x 8"):
         ssim(flat(1, side=8), flat(1, side=8))
+    with pytest.raises(ValueError, match=r"uint8 of one shape"):
+        ssim(flat(1), flat(1, side=12))
 
 
 def test_ssim_of_one_window_is_the_papers_formula() -> None:
@@ -179,6 +181,13 @@ def test_policies_are_compared_on_the_same_initial_states() -> None:
     other = PolicyOutcomes("other", [*starts[1:], "elsewhere"], worse, worse)
     with pytest.raises(ValueError, match=r"'other'.*not the 40 of 'worse'"):
         policy_figures([policies[0], other])
+
+
+def test_policies_with_the_same_success_rate_have_no_correlation_and_no_interval_of_one() -> None:
+    starts, half = [f"s{i}" for i in range(10)], np.arange(10) < 5
+    figures = policy_figures([PolicyOutcomes("a", starts, half, half), PolicyOutcomes("b", starts, ~half, ~half)])
+    assert all(math.isnan(x) for name in ("pearson", "spearman") for x in (figures[name].low, figures[name].high))
+    assert figures["mmrv"].value == 0 and figures["policy_agreement"].value == 1
 
 
 def test_the_outcome_horizon_wants_more_than_a_guess_once_it_can_tell() -> None:
