@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from real_robot.bridge.codec import (
+    axis_angles_near,
     check_frame,
+    decode_image,
     read_action,
     read_state,
     to_axis_angle,
@@ -21,6 +23,7 @@ from real_robot.transports.action_types import FollowJointTrajectoryGoal, Grippe
 from real_robot.transports.messages import (
     Bool,
     Float64MultiArray,
+    Image,
     JointState,
     JointTrajectory,
     MessageError,
@@ -62,6 +65,24 @@ def test_a_pose_becomes_position_and_axis_angle() -> None:
     np.testing.assert_allclose(read_state(source, pose), [1, 2, 3, 0, 0, math.pi / 2], atol=1e-6)
     with pytest.raises(MessageError, match="no unit quaternion"):
         read_state(source, PoseStamped(position=np.zeros(3), orientation=np.zeros(4)))
+    with pytest.raises(MessageError, match="no unit quaternion"):
+        read_state(source, PoseStamped(position=np.zeros(3), orientation=np.array([0, 0, 0, 1.2])))
+
+
+def test_a_state_is_near_the_axis_angle_that_the_contract_names_and_zero_elsewhere() -> None:
+    near = {"type": "geometry_msgs/PoseStamped", "axis_angle_near": (3.0, 0, 0), "convert": {"scale": 2.0}}
+    source = StateSource(topic="/p", parts=("position", "quaternion", "axis_angle"), **near)
+    assert axis_angles_near(source).tolist() == [0] * 7 + [6, 0, 0]
+    assert axis_angles_near(StateSource(topic="/j", type="sensor_msgs/JointState", joints=("a",))).tolist() == [0]
+
+
+def test_the_smallest_picture_has_one_pixel() -> None:
+    def gray(height: int, data: bytes) -> Image:
+        return Image(height=height, width=1, encoding="mono8", step=1, data=data)
+
+    assert decode_image(gray(1, b"\x07")).tolist() == [[[7, 7, 7]]]
+    with pytest.raises(MessageError, match="image of 0 x 1; each side is 1 to"):
+        decode_image(gray(0, b""))
 
 
 @pytest.mark.parametrize("angle", [3.0, 3.14, 3.1416, 3.15, 3.3])
@@ -165,6 +186,12 @@ def test_a_switch_that_is_read_is_sent_on_as_it_was(convert: dict, threshold: fl
     switch = ActionSink(topic="/g", type="std_msgs/Bool", indices=(0,), convert=convert, threshold=threshold)
     for is_on in (True, False):
         assert write_action(switch, read_action(switch, Bool(data=is_on)), stamp=0) == Bool(data=is_on)
+
+
+def test_a_switch_is_on_above_its_threshold_and_reads_as_one_or_minus_one() -> None:
+    switch = ActionSink(topic="/g", type="std_msgs/Bool", indices=(0,), threshold=0.5)
+    assert [write_action(switch, np.array([x]), stamp=0).data for x in (0.5, 0.51)] == [False, True]
+    assert [read_action(switch, Bool(data=is_on)).tolist() for is_on in (True, False)] == [[1.0], [-1.0]]
 
 
 def test_goals_have_the_contracts_numbers() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from real_robot.contract.channels import CameraConfig, ObservationConfig
 from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.contract.sections import TeleopConfig
 from real_robot.operator.hub.hub_server import HubFile
@@ -211,6 +212,19 @@ def test_a_conversion_is_finite(tmp_path: Path, part: str) -> None:
     twist = TWIST | {"indices": [0, 1, 2, 3, 4, 5], "convert": {part: float("nan")}}
     with pytest.raises(ConfigError, match=rf"action\.0\.convert\.{part}.*: got nan\. Input should be a finite number"):
         load_contract(changed(tmp_path, action=[twist, GRIPPER | {"indices": [6]}]))
+
+
+def test_a_camera_of_this_machine_is_named_by_number_or_url_and_a_realsense_by_its_serial() -> None:
+    assert CameraConfig(kind="opencv", index=2).make().index_or_path == 2
+    assert CameraConfig(kind="opencv", index="rtsp://10.0.0.7/1").make().index_or_path == "rtsp://10.0.0.7/1"
+    for values in ({"kind": "realsense"}, {"kind": "opencv", "serial": "123"}):
+        with pytest.raises(ConfigError, match=rf"`serial` belongs to kind realsense.*kind is {values['kind']}"):
+            validate(CameraConfig, values)
+
+
+def test_numbers_of_the_state_are_named_by_their_topic_where_two_have_the_name() -> None:
+    state = [STATE | {"joints": ("a", "b")}, STATE | {"topic": "/left/j", "joints": ("b", "c")}]
+    assert validate(ObservationConfig, {"state": state}).state_names == ("a", "j.b", "left.j.b", "c")
 
 
 def test_an_unknown_name_lists_those_that_ship() -> None:

@@ -83,6 +83,17 @@ def test_shape_by_hand() -> None:
     np.testing.assert_allclose(shape.standing(np.array([3.0, 7.0, 10.0])), [2.0, 1.0, 2.0])  # Last one holds.
 
 
+def test_the_threshold_by_hand() -> None:
+    band = Band({ALL: Shape(np.array([1.0, 2.0]), np.array([2.0, 4.0]))}, q=3.0, alpha=0.1, num_successes=20)
+    assert [band.threshold(number, "any") for number in (0, 1, 9)] == [7.0, 14.0, 14.0]  # mu + q S; the last holds.
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_share_of_false_alarms_lies_between_none_and_all(alpha: float) -> None:
+    with pytest.raises(ValueError, match=rf"failure\.alpha: got {alpha}, must lie between 0 and 1"):
+        Band.fit([np.zeros(3)] * 40, [""] * 40, alpha)
+
+
 def test_a_constant_score_has_a_finite_band() -> None:
     band = Band.fit([np.zeros(4)] * 40, ["a"] * 40, 0.1)
     assert np.isfinite(band.threshold(0, "a"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from real_robot.failure.scorer import Standardizer, with_previous
 pytest.importorskip("ot.batch", reason="POT is not installed: pip install '.[robot]'")
 from real_robot.failure import float_ot as module
 from real_robot.failure.float_ot import FloatOT
+from vla_rl.config import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +27,20 @@ def scorer(demonstrations: list[np.ndarray], horizon: int) -> FloatOT:
 
 
 UP, RIGHT = np.array([0, 1], np.float32), np.array([1, 0], np.float32)
+
+
+def test_demonstrations_are_kept_at_length_one() -> None:
+    rows = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    kept = module._unit(3 * rows)
+    np.testing.assert_allclose(np.linalg.norm(kept, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(kept, module._unit(rows), rtol=1e-5)
+
+
+def test_without_pot_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    FloatOT.check_installed()
+    monkeypatch.setitem(sys.modules, "ot.batch", None)
+    with pytest.raises(ConfigError, match=r"float_ot needs POT .*pip install"):
+        FloatOT.check_installed()
 
 
 def test_partial_transport_by_hand() -> None:

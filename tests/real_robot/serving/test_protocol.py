@@ -72,6 +72,13 @@ def array_of(**changes: Any) -> bytes:
     return packed
 
 
+def test_a_message_has_as_many_parts_as_its_lists_and_maps_and_what_they_hold() -> None:
+    data = msgpack.packb({"a": [1, 2, 3]})  # A map with one, a list with three.
+    assert unpack(data, WireLimits(max_total_items=6)) == {"a": [1, 2, 3]}
+    with pytest.raises(ProtocolError, match="more than 5 parts"):
+        unpack(data, WireLimits(max_total_items=5))
+
+
 SMALL = WireLimits(max_message_bytes=4000, max_text=50, max_items=20, max_total_items=60, max_dimension=100)
 
 
