@@ -1,4 +1,4 @@
-"""Checks that plug into the supervisor: a refused motion brakes, trouble holds and then stops."""
+"""Checks that plug into the supervisor: a refused motion brakes, trouble holds and then stops. What else holds it."""
 
 from __future__ import annotations
 
@@ -130,3 +130,21 @@ def test_trouble_holds_and_stops_where_it_lasts() -> None:
 def test_trouble_that_comes_and_goes_counts_as_one(pattern: Callable[[int], bool], over: bool) -> None:
     patience = Patience(1.0)
     assert any(patience.is_over(k * TICK, pattern(k)) for k in range(200)) is over
+
+
+def test_a_newer_command_of_the_same_stamp_is_followed_and_an_older_one_is_not() -> None:
+    bench = Bench(TWIST)
+    assert bench.sent(0.1)[0] == pytest.approx(0.05), "1 m/s^2 over 0.05 s"
+    assert bench.sent(-0.1, age=TICK)[0] == pytest.approx(0.0)
+    assert "stale_command" in bench.tick(0.1, age=3 * TICK).limited
+
+
+def test_the_reason_of_a_hold_follows_what_holds_it() -> None:
+    bench = Bench(TWIST, observation_timeout=0.2, command_timeout=0.2)
+    bench.tick(0.0)
+    for _ in range(6):
+        bench.tick()
+    assert bench.supervisor.state == ("holding", "no command")
+    for _ in range(6):
+        bench.tick(blind=True)
+    assert bench.supervisor.state == ("holding", "observations are stale")

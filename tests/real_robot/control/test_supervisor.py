@@ -214,24 +214,6 @@ def test_commands_from_the_past_or_future_are_not_executed(age: float) -> None:
     assert sent.mode == "holding" and "stale_command" in sent.limited and sent.requested is not None
 
 
-def test_a_newer_command_of_the_same_stamp_is_followed_and_an_older_one_is_not() -> None:
-    bench = Bench(TWIST)
-    assert bench.sent(0.1)[0] == pytest.approx(0.05), "1 m/s^2 over 0.05 s"
-    assert bench.sent(-0.1, age=TICK)[0] == pytest.approx(0.0)
-    assert "stale_command" in bench.tick(0.1, age=3 * TICK).limited
-
-
-def test_the_reason_of_a_hold_follows_what_holds_it() -> None:
-    bench = Bench(TWIST, observation_timeout=0.2, command_timeout=0.2)
-    bench.tick(0.0)
-    for _ in range(6):
-        bench.tick()
-    assert bench.supervisor.state == ("holding", "no command")
-    for _ in range(6):
-        bench.tick(blind=True)
-    assert bench.supervisor.state == ("holding", "observations are stale")
-
-
 def test_a_stop_stays_until_a_reset_and_motion_begins_with_a_new_command() -> None:
     bench = Bench(JOINT)
     for _ in range(8):
