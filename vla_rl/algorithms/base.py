@@ -56,16 +56,17 @@ def episode_batch(
     evaluate: Evaluate,
     world: ProcessGroup,
 ) -> Batch:
-    """Make a batch in which all actions of an episode that count have one advantage.
+    """Make a batch in which all actions of an episode that count have one advantage, or each its own.
 
     Args:
         episodes: none lost.
-        advantage: float64 (E,). included: bool (E,), the episodes that are in the batch.
+        advantage: float64 (E,), or of all their actions (N, H). included: bool (E,), the episodes in the batch.
     """
     episode, chunk, chunks, valid = decisions(episodes)
+    advantage = advantage if advantage.ndim == 2 else advantage[episode][:, None]
     rows = np.flatnonzero(included[episode])
     episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
-    dense = np.where(valid, advantage[episode][:, None], 0.0).astype(np.float32)
+    dense = np.where(valid, advantage[rows], 0.0).astype(np.float32)
     batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
     needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
@@ -104,11 +105,11 @@ class GroupConfig(AlgoConfig):
         if self.filter_groups:
             included = included & has_spread(rewards, groups)
         if shuffle is not None:  # Being in the batch travels with the advantage: the outcome decides neither.
-            advantage, included = _shuffled(advantage, included, shuffle, world)
+            advantage, included = shuffled_episodes(advantage, included, shuffle, world)
         return episode_batch(self, episodes, advantage, included, evaluate, world)
 
 
-def _shuffled(
+def shuffled_episodes(
     advantage: np.ndarray, included: np.ndarray, shuffle: np.random.Generator, world: ProcessGroup
 ) -> tuple[np.ndarray, np.ndarray]:
     """Deal all processes' advantages anew; return what falls to this one's episodes."""
