@@ -63,10 +63,9 @@ def episode_batch(
         advantage: float64 (E,), or of all their actions (N, H). included: bool (E,), the episodes in the batch.
     """
     episode, chunk, chunks, valid = decisions(episodes)
-    advantage = advantage if advantage.ndim == 2 else advantage[episode][:, None]
     rows = np.flatnonzero(included[episode])
     episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
-    dense = np.where(valid, advantage[rows], 0.0).astype(np.float32)
+    dense = np.where(valid, advantage[rows] if advantage.ndim == 2 else advantage[episode][:, None], 0.0).astype(np.float32)
     batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
     needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
