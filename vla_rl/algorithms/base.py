@@ -59,13 +59,13 @@ def episode_batch(
     """Make a batch in which all actions of an episode that count have one advantage, or each its own.
 
     Args:
-        episodes: none lost.
-        advantage: float64 (E,), or of all their actions (N, H). included: bool (E,), the episodes in the batch.
+        episodes: none lost. advantage: float64 (E,), or of their actions (N, H). included: bool (E,), is in the batch.
     """
     episode, chunk, chunks, valid = decisions(episodes)
     rows = np.flatnonzero(included[episode])
     episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
-    dense = np.where(valid, advantage[rows] if advantage.ndim == 2 else advantage[episode][:, None], 0.0).astype(np.float32)
+    worth = advantage[rows] if advantage.ndim == 2 else advantage[episode][:, None]
+    dense = np.where(valid, worth, 0.0).astype(np.float32)
     batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
     needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
