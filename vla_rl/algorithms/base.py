@@ -59,7 +59,7 @@ def episode_batch(
     """Make a batch in which all actions of an episode that count have one advantage, or each its own.
 
     Args:
-        episodes: none lost. advantage: float64 (E,), or of their actions (N, H). included: bool (E,), is in the batch.
+        episodes: none lost. advantage: float64 (E,), or of actions (N, H). included: bool (E,), of those in the batch.
     """
     episode, chunk, chunks, valid = decisions(episodes)
     rows = np.flatnonzero(included[episode])

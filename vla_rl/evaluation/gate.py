@@ -320,7 +320,7 @@ class Gate:
             on_batch,
             self.world,
             PooledTest(self.config.alpha, evidence=self.evidence),
-            kept.add if kept else None,
+            on_episodes=kept.add if kept else None,
         )
         if kept:
             kept.finish()

@@ -426,7 +426,7 @@ def _observation(policy: OpenVLAPolicy, spec: EnvSpec, batch_size: int) -> Obser
     images = {camera: np.zeros((batch_size, size, size, 3), np.uint8) for camera in policy.cameras}
     state = np.zeros((batch_size, policy.architecture.state_dim or spec.state_dim), np.float32)
     longest = max(spec.tasks.values(), key=len)
-    return Observation(images, state, [longest] * batch_size, is_prepared=True)  # The chain's work is the host's.
+    return Observation(images, state, [longest] * batch_size, is_prepared=True)  # A fake tensor has no pixels.
 
 
 def _unit_statistics(policy: OpenVLAPolicy, spec: EnvSpec) -> Any:
