@@ -73,7 +73,7 @@ def trace(commands: Iterable[str]) -> set[Path]:
         log, work = Path(folder) / "opened", Path(folder) / "work"
         work.mkdir()
         env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        env["NUMBA_CACHE_DIR"] = f"{folder}/numba"  # Empty: numba compiles, as it will there, and opens what that takes.
+        env["NUMBA_CACHE_DIR"] = f"{folder}/numba"  # Empty: it compiles, as it will there.
         watch = ["strace", "-f", "-qq", "-y", "-z", "--seccomp-bpf", "-e", "trace=open,openat", "-o", str(log)]
         for command in commands:
             print(f"running: {command}", flush=True)
