@@ -248,7 +248,7 @@ def compare_sequential(
             elif test.decision == "undecided":
                 test.update(success_a, success_b)
                 num_successes += (success_a, success_b)
-        if on_episodes is not None:
+        if on_episodes is not None and len(both) == 2:
             on_episodes(*both)
         if on_batch is not None:
             on_batch(test.num_pairs, test.p_value)

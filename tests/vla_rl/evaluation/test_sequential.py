@@ -163,7 +163,11 @@ def test_a_sequential_comparison_goes_on_where_it_was_stopped(tmp_path):
     with EpisodeJournal(file, subject, ALONE) as journal, pytest.raises(KeyboardInterrupt):
         compare_sequential(*policies, env, config, stop, journal=journal)
     with EpisodeJournal(file, subject, ALONE) as journal:
-        rest = compare_sequential(*policies, env, config, journal=journal)
+        told: list[int] = []
+        rest = compare_sequential(
+            *policies, env, config, journal=journal, on_episodes=lambda a, b: told.append(len(a) + len(b))
+        )
+    assert sum(told) == rest.num_episodes, "batches that were kept are not told of"
     assert rest.num_episodes == whole.num_episodes - 16
     assert rest == whole.model_copy(update={"num_episodes": rest.num_episodes})
     with pytest.raises(EvaluationError, match="holds episodes of other weights or eval options"):
