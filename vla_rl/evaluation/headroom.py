@@ -6,14 +6,22 @@ print(headroom(Evaluation.load("runs/x/evaluations/policy.json")).text())
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import Figure, figure, wilson_interval
+from vla_rl.rollout.success import SILENT
 
 FEW = 0.25  # A share of mixed groups below which most of a rollout teaches nothing.
+MANY = 0.5  # A share of groups that taught nothing above which a run's end says what to do.
+ADVICE = {
+    "all_failed": "clone longer (`vla-rl sft`), or choose easier tasks (env.tasks) or initial states (keyframes)",
+    "all_solved": "choose harder tasks or perturbed states (env.perturb)",
+    "collapsed": "raise train.temperature, so that a group's episodes differ",
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,8 @@ class Headroom:
         if self.mixed.value >= FEW:
             mixed = f"{100 * self.mixed.value:.0f} of 100 groups are mixed"
             return f"RL has something to learn from: {mixed}, which does not tell how much it gains"
-        if self.all_failed.value >= self.all_solved.value:
-            return "RL would learn from few groups: clone longer (`vla-rl sft`), or choose easier tasks (env.tasks)"
-        return "RL would learn from few groups: choose harder tasks or perturbed states (env.perturb)"
+        most = "all_failed" if self.all_failed.value >= self.all_solved.value else "all_solved"
+        return f"RL would learn from few groups: {ADVICE[most]}"
 
 
 def _share(share: Figure) -> str:
@@ -97,3 +104,16 @@ def headroom(evaluation: Evaluation, mode: str = "sampled") -> Headroom:
         all_solved=share(rates == 1),
         best_of_n=float((rates > 0).mean()),
     )
+
+
+def silent_groups(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """What to do where most groups of a run's iterations taught nothing, by what they mostly were; else nothing."""
+    rows = [row for row in metrics if "rollout/collapsed_groups" in row]
+    shares = {kind: sum(row[f"rollout/{kind}_groups"] for row in rows) / max(len(rows), 1) for kind in SILENT}
+    if sum(shares.values()) <= MANY:
+        return []
+    failed, solved, collapsed = (f"{100 * shares[kind]:.0f} %" for kind in SILENT)
+    return [
+        f"{100 * sum(shares.values()):.0f} % of the groups taught nothing: {failed} all failed, {solved} all solved, "
+        f"{collapsed} had the same actions throughout; {ADVICE[max(SILENT, key=shares.__getitem__)]}"
+    ]

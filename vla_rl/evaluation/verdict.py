@@ -10,10 +10,11 @@ from typing import Literal
 from scipy.special import ndtri
 
 from vla_rl.common.next_command import next_command
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import RunFolder, read_metrics
 from vla_rl.config import Config
 from vla_rl.evaluation.compare import PairedResult, compare, format_p
 from vla_rl.evaluation.gate import read_gate
+from vla_rl.evaluation.headroom import silent_groups
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
@@ -155,5 +156,6 @@ def outcome(folder: Path) -> list[str]:
         lines = [next_command("eval", run.config, f"policy.path={folder}", what=unknown)]
     checks = read_gate(run.gate).checks
     lines += [checks[-1].stop_text] if checks and checks[-1].stop_text else []
+    lines += silent_groups(read_metrics(run.metrics)) if run.metrics.is_file() else []
     on_robot = next_command("serve", folder, what="for a robot")
     return [*lines, f"policy: {run.result}", f"report: {run.report}", on_robot]

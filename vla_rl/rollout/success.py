@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from vla_rl.rollout.runner import usable_episodes
 from vla_rl.types import Episode
 
+# Why a group teaches nothing: "rollout/KIND_groups" in the log is its share.
+SILENT = ("all_failed", "all_solved", "collapsed")
 # In `Episode.info`: had the task really been carried out, by the end of each chunk, where a reward model judges?
 TRUE_SUCCESS = "true_success"
 # In `Episode.info`: what was taken off each chunk's reward, which says nothing of success; and where the reward is a
@@ -28,11 +30,29 @@ def count_informative(episodes: Iterable[Episode]) -> tuple[int, int]:
 
     With rewards of 0 and 1 these are the groups with both a success and a failure.
     """
-    paid: defaultdict[int, list[float]] = defaultdict(list)
+    kinds = _group_kinds(episodes)
+    return kinds["informative"], kinds.total()
+
+
+def _group_kinds(episodes: Iterable[Episode]) -> Counter[str]:
+    """How many groups are informative, and why the others, all paid the same, are not; lost episodes aside.
+
+    "collapsed" come first: all of their episodes had the same actions, where these are known (`gather_outcomes`).
+    """
+    groups: defaultdict[int, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if not episode.lost:
-            paid[episode.group].append(payment(episode))
-    return sum(max(group) - min(group) > _ROUNDING for group in paid.values()), len(paid)
+            groups[episode.group].append(episode)
+    return Counter(map(_kind, groups.values()))
+
+
+def _kind(group: Sequence[Episode]) -> str:
+    paid, actions = [payment(e) for e in group], group[0].chunks.actions
+    if max(paid) - min(paid) > _ROUNDING:
+        return "informative"
+    if len(group) > 1 and actions.size and all(np.array_equal(e.chunks.actions, actions) for e in group):
+        return "collapsed"
+    return "all_solved" if group[0].success else "all_failed"
 
 
 def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagined: bool) -> dict[str, float]:
@@ -65,17 +85,22 @@ def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagin
     return found
 
 
-def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return success, length and group statistics of a rollout, by name."""
+def rollout_metrics(episodes: Sequence[Episode], compares_episodes: bool = False) -> dict[str, float]:
+    """Return success, length and group statistics of a rollout, by name.
+
+    Args:
+        compares_episodes: the algorithm learns from differences within a group, so `SILENT` ones are counted by kind.
+    """
     usable = usable_episodes(episodes)
-    informative, num_groups = count_informative(usable)
+    kinds = _group_kinds(usable)
+    named = ("informative", *SILENT) if compares_episodes else ("informative",)
     return {
         "rollout/success_rate": float(np.mean([e.success for e in usable])),
         "rollout/reward": float(np.mean([e.total_reward for e in usable])),
         "rollout/length": float(np.mean([e.length for e in usable])),
         "rollout/num_episodes": float(len(usable)),
         "rollout/num_lost": float(len(episodes) - len(usable)),
-        "rollout/informative_groups": informative / num_groups,
+        **{f"rollout/{kind}_groups": kinds[kind] / kinds.total() for kind in named},
     }
 
 

@@ -214,7 +214,7 @@ class TrainingRun:
         for name in (name for name in played[0].info if name != TRUE_SUCCESS):
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
-        logged |= rollout_metrics(episodes) | reward_metrics(played) | metrics
+        logged |= rollout_metrics(episodes, self.algo.compares_episodes) | reward_metrics(played) | metrics
         logged |= self.source.metrics() | self.sampler.metrics() | {"rollout/num_processes": float(self.world.size)}
         logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])

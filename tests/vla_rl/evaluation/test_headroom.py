@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.evaluation.headroom import headroom
+from vla_rl.evaluation.headroom import headroom, silent_groups
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import wilson_interval
 
@@ -57,6 +57,20 @@ def test_lost_episodes_are_left_out():
 )
 def test_advice_names_what_most_groups_lack(groups: list[str], advice: str):
     assert advice in headroom(evaluation(groups)).advice()
+
+
+def test_a_run_says_what_to_do_where_most_groups_taught_nothing():
+    def rows(*iterations: tuple[float, float, float]) -> list[dict[str, float]]:
+        names = ("all_failed", "all_solved", "collapsed")
+        return [{f"rollout/{k}_groups": v for k, v in zip(names, shares, strict=True)} for shares in iterations]
+
+    assert silent_groups([{"train/success": 0.0}]) == silent_groups(rows((0.25, 0.25, 0.0))) == []
+    assert silent_groups(rows((0.5, 0.0, 0.0), (0.5, 0.25, 0.0))) == [
+        "62 % of the groups taught nothing: 50 % all failed, 12 % all solved, 0 % had the same actions throughout; "
+        "clone longer (`vla-rl sft`), or choose easier tasks (env.tasks) or initial states (keyframes)"
+    ]
+    assert silent_groups(rows((0.125, 0.5, 0.0)))[0].endswith("choose harder tasks or perturbed states (env.perturb)")
+    assert "raise train.temperature" in silent_groups(rows((0.0, 0.25, 0.75)))[0]
 
 
 def test_one_sample_a_state_is_refused():

@@ -187,3 +187,23 @@ def test_a_group_is_informative_by_what_its_episodes_were_paid_without_penalties
     assert count_informative(likely + alike + penalized) == (1, 3)
     assert rollout_metrics(likely + alike + penalized)["rollout/informative_groups"] == 1 / 3
     assert groups_to_resample(likely + alike + penalized, target=3, budget=9) == 2
+
+
+def test_groups_that_teach_nothing_are_told_apart_by_hand():
+    """Collapse is told from failure and success by the actions, and has none where these are not known."""
+
+    def acting(group: int, success: bool, *actions: float) -> list[Episode]:
+        chunks = [ActionChunk(np.full((1, 1, 1), value, np.float32)) for value in actions]
+        return [replace(episode(success=success, group=group), chunks=chunk) for chunk in chunks]
+
+    failed, solved = acting(0, False, 1, 2) + acting(1, False, 3, 4), acting(2, True, 1, 1.5)
+    collapsed = acting(3, True, 2, 2) + acting(4, False, 7, 7)
+    mixed, lone = acting(5, True, 1) + acting(5, False, 1), acting(6, True, 5)
+    episodes = failed + solved + collapsed + mixed + lone + [episode(success=False, group=2, lost=True)]
+    found = rollout_metrics(episodes, compares_episodes=True)
+    names = ("informative", "all_failed", "all_solved", "collapsed")
+    assert [round(7 * found[f"rollout/{name}_groups"]) for name in names] == [1, 2, 2, 2]
+    unknown = [replace(e, chunks=ActionChunk(np.zeros((0, 0, 0), np.float32))) for e in collapsed]
+    told = rollout_metrics(unknown, compares_episodes=True)
+    assert (told["rollout/all_solved_groups"], told["rollout/collapsed_groups"]) == (0.5, 0)
+    assert "rollout/collapsed_groups" not in rollout_metrics(episodes)

@@ -24,6 +24,7 @@ from vla_rl.config import read_written
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
 from vla_rl.evaluation.gate import OF_OTHERS
+from vla_rl.evaluation.headroom import silent_groups
 from vla_rl.evaluation.recorded import NOT_SUCCESS, ActionErrors
 from vla_rl.evaluation.report import page_template
 from vla_rl.evaluation.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
@@ -204,7 +205,7 @@ def warnings_of(run: Run) -> list[str]:
         )
     if run.after and run.after.meta.split != "eval":
         warnings.append(f"Measured on the {run.after.meta.split} split, not on eval; no claim should rest on it.")
-    return warnings
+    return warnings + silent_groups(run.metrics)
 
 
 def _card(run: Run, mode: str) -> dict[str, Any]:
