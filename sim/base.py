@@ -137,7 +137,8 @@ class SimConfig(EnvConfig):
 
     def exact(self) -> Self:
         """See `EnvConfig.exact`: success as the simulator says."""
-        return self if self.reward is None else self.model_copy(update={"reward": None})
+        judged = self.reward is not None and not self.reward.of_poses
+        return self.model_copy(update={"reward": None}) if judged else self
 
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
@@ -171,10 +172,16 @@ class SimConfig(EnvConfig):
             RuntimeError: a worker process cannot start; with its own error text.
             ValueError: `reward` is missing, damaged, or reads what is not shown.
         """
-        count, reward = num_envs or self.num_envs, None if self.reward is None else self.reward.build(self.env_spec())
-        config = self if reward is None else self.model_copy(update={"reward": None, "steps_after_success": NEVER})
-        env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(config, count, record_frames)
-        return env if reward is None else RewardedEnv(env, reward)
+        count, kind = num_envs or self.num_envs, InlineVecEnv if self.num_workers == 0 else ProcessVecEnv
+        if self.reward is None:
+            return kind(self, count, record_frames)
+        told = {"objects": True} if self.reward.of_poses else {}
+        config = self.model_copy(update={"reward": None, "steps_after_success": NEVER, **told})
+        reward = self.reward.build(config.env_spec())
+        env = kind(config, count, record_frames)
+        rewarded = RewardedEnv(env, reward)
+        rewarded.spec = env.spec if self.reward.of_poses else rewarded.spec
+        return rewarded
 
 
 class SegmentedConfig(SimConfig):
@@ -191,6 +198,12 @@ class SegmentedConfig(SimConfig):
         spec = super()._arm_spec(kind, tasks, horizon, control_hz)
         more = tuple(CAMERA_PREFIX + name for name in self.cameras if self.structure)
         return replace(spec, cameras=(*spec.cameras, *more))
+
+
+def pose_of(part: Any) -> np.ndarray:
+    """x, y, z in meters and the turn about the vertical in radians, (4,), of a body or site of MuJoCo's data."""
+    turn = part.xmat.reshape(3, 3)
+    return np.array([*part.xpos, np.arctan2(turn[1, 0] - turn[0, 1], turn[0, 0] + turn[1, 1])])
 
 
 class ObjectPosesConfig(SimConfig):

@@ -56,7 +56,7 @@ class LiberoConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     # What LIBERO lists as of interest in a task, in its order: mostly what is to be handled, then where it goes.
-    object_names: ClassVar[tuple[str, ...]] = ("interest_1", "interest_2", "interest_3", "interest_4")
+    object_names: ClassVar[tuple[str, ...]] = ("interest_1", "interest_2", "interest_3", "interest_4", "gripper")
     perturb_axes: ClassVar[tuple[str, ...]] = get_args(Axis)
     suites: ClassVar[Mapping[str, str]] = TITLES
     averaged_suites: ClassVar[tuple[str, ...]] = tuple(suite for suite in TITLES if suite != "libero_90")
@@ -362,8 +362,8 @@ class LiberoEnv(SingleEnv):
     def object_poses(self) -> np.ndarray:
         """See `SingleEnv.object_poses`: of what LIBERO lists as of interest in the task, as observations show it."""
         poses = np.full((len(self.spec.objects), 4), np.nan, np.float32)
-        found = self.loaded.scene.poses_of_interest()
-        poses[: len(found)] = found[: len(poses)]
+        *found, poses[-1] = self.loaded.scene.poses_of_interest()
+        poses[: len(found)] = np.reshape(found[: len(poses) - 1], (-1, 4))
         return poses
 
     def expert_action(self) -> np.ndarray:

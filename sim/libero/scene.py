@@ -19,6 +19,7 @@ import numpy as np
 from robosuite.controllers import load_controller_config
 from robosuite.utils.errors import RandomizationError
 
+from sim.base import pose_of
 from sim.libero.control import ArmControl
 
 NUM_SUBSTEPS = 25  # of 2 ms, in a control step of 50 ms
@@ -206,23 +207,24 @@ class Scene:
         ).astype(np.float32)
 
     def poses_of_interest(self) -> np.ndarray:
-        """Poses of the objects, fixtures and regions that LIBERO lists as of interest, float32 (n, 4), as `shown`.
+        """Poses of the objects, fixtures and regions that LIBERO lists as of interest, then of the gripper, as `shown`.
 
-        x, y, z in meters; yaw, the turn about the vertical, in radians; NaN where the scene has no such thing.
+        float32 (n + 1, 4): x, y, z in meters; yaw, the turn about the vertical, in radians; NaN where the scene has no
+        such thing.
         """
         shown, env, poses = self.shown(), self.env, []
         things = {**env.objects_dict, **env.fixtures_dict}
-        for name in env.parsed_problem["obj_of_interest"]:
-            if name in things:
+        for name in (*env.parsed_problem["obj_of_interest"], None):
+            if name is None:
+                part = shown.site(self.control.site)
+            elif name in things:
                 part = shown.body(things[name].root_body)
             elif name in env.object_sites_dict:
                 part = shown.site(name)
             else:
                 poses.append(np.full(4, np.nan))
                 continue
-            turn = part.xmat.reshape(3, 3)
-            yaw = np.arctan2(turn[1, 0] - turn[0, 1], turn[0, 0] + turn[1, 1])
-            poses.append([*part.xpos, yaw])
+            poses.append(pose_of(part))
         return np.asarray(poses, np.float32).reshape(-1, 4)
 
     # ------------------------------------------------------------------ keyframes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from sim.base import SegmentedConfig, check_horizons, check_known
+from sim.base import ObjectPosesConfig, SegmentedConfig, check_horizons, check_known
 from sim.rendering.devices import check_backend
 from sim.robosuite.expert import TASKS, WITH_EXPERT, act, tasks_with
 from sim.single_env import SingleEnv, SingleObservation
@@ -25,14 +25,22 @@ if TYPE_CHECKING:
 
 # Our name -> robosuite's.
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "second_wrist": "robot1_eye_in_hand"}
+# What is told of poses -> robosuite's body; the gripper is the first arm's.
+BODIES = {
+    **{name: f"{name}_main" for name in ("cube", "cubeA", "cubeB", "Milk", "Bread", "Cereal", "Can")},
+    **{"SquareNut": "SquareNut_main", "RoundNut": "RoundNut_main", "peg1": "peg1", "peg2": "peg2"},
+    **{"door": "Door_door", "latch": "Door_latch", "pot": "pot_root", "peg": "peg_main", "hole": "hole_main"},
+    **{"hammer": "hammer_root", "gripper": ""},
+}
 CONTROL_HZ = 20.0
 MAX_INDEX = 2**30  # initial states in each split: the seed is split * 2**30 + index, so splits share none
 
 
-class RobosuiteConfig(SegmentedConfig):
+class RobosuiteConfig(SegmentedConfig, ObjectPosesConfig):
     """robosuite tasks under OSC_POSE control, 20 Hz: with one Panda arm, or with two arms opposite each other."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    object_names: ClassVar[tuple[str, ...]] = tuple(BODIES)
     kind: Literal["robosuite"] = "robosuite"
     arms: Literal[1, 2] = Field(
         default=1,
@@ -159,6 +167,11 @@ class RobosuiteEnv(SingleEnv):
             for name in self.config.cameras:
                 images[CAMERA_PREFIX + name] = self._scene.structure(CAMERAS[name], self.config.image_size)
         return SingleObservation(images, self._scene.proprioception(), self._instruction)
+
+    def object_poses(self) -> np.ndarray:
+        """See `SingleEnv.object_poses`."""
+        self._scene.refresh()
+        return np.array([self._scene.pose(BODIES[name]) for name in self.spec.objects], np.float32)
 
     def save_state(self) -> Keyframe:
         """The state at the last observation."""

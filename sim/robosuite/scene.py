@@ -21,6 +21,7 @@ import robosuite  # noqa: E402
 from robosuite.controllers import load_controller_config  # noqa: E402
 from robosuite.utils import transform_utils  # noqa: E402
 
+from sim.base import pose_of  # noqa: E402
 from sim.libero.control import ArmControl  # noqa: E402
 from sim.libero.render import Renderer  # noqa: E402
 from sim.libero.scene import check_arrays  # noqa: E402
@@ -116,6 +117,13 @@ class Scene:
     def proprioception(self) -> np.ndarray:
         """float32 (8 an arm,): end-effector position (m), axis-angle (rad), the two finger positions (m; else 0)."""
         return np.concatenate([arm.proprioception(self.data) for arm in self.arms]).astype(np.float32)
+
+    def pose(self, body: str) -> np.ndarray:
+        """See `sim.base.pose_of`; of no body: the first arm's end effector. NaN where there is none."""
+        if not body:
+            return pose_of(self.data.site(self.arms[0].control.site))
+        found = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, body)
+        return pose_of(self.data.body(found)) if found >= 0 else np.full(4, np.nan)
 
     def save(self) -> dict[str, np.ndarray]:
         """Everything that the rest of the episode depends on."""

@@ -70,7 +70,9 @@ class TabletopConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
     """The built-in tabletop: five language-conditioned tasks, one that undoes another, a floating gripper, 20 Hz."""
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
-    object_names: ClassVar[tuple[str, ...]] = ("block", "block_b", "block_c", "base", "bowl", "plate", "zone")
+    object_names: ClassVar[tuple[str, ...]] = (
+        "block", "block_b", "block_c", "base", "bowl", "plate", "zone", "gripper",
+    )  # fmt: skip
     perturb_axes: ClassVar[tuple[str, ...]] = (
         "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
     )  # fmt: skip
@@ -294,6 +296,8 @@ class TabletopEnv(SingleEnv):
         for row, name in enumerate(self.spec.objects):
             if name in self._scene.qpos or name in self._scene.mocap:
                 poses[row] = *self._view.position(name), self._view.yaw(name)
+            elif name == "gripper":
+                poses[row] = self._now.qpos[:4]
         return poses
 
     def expert_action(self) -> np.ndarray:

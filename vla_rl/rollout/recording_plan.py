@@ -78,7 +78,7 @@ class CollectConfig(Config):
         default=False,
         description="Record where the task's objects are at every control step (docs/world_model.md), for fitting and "
         "measuring a world model's objects; no policy reads it. Only for simulators that tell: tabletop, "
-        "libero.",
+        "libero, robosuite.",
     )
     plan: Annotated[SerializeAsAny[PlanningConfig] | None, component("plan")] = Field(
         default=None,

@@ -123,7 +123,8 @@ def _seen(env_config: Any, config: CollectConfig) -> Any:
         if not getattr(env_config, "object_names", ()):
             kind = getattr(env_config, "kind", type(env_config).__name__)
             raise ConfigError(
-                f"collect.objects: {kind} does not tell where its objects are; tabletop and libero do. Leave it off."
+                f"collect.objects: {kind} does not tell where its objects are; tabletop, libero, robosuite do. "
+                "Leave it off."
             )
         env_config = env_config.model_copy(update={"objects": True})
     if not config.structure:

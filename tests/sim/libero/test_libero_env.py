@@ -128,8 +128,8 @@ def test_poses_are_where_the_stock_environment_shows_what_is_of_interest(suite, 
     env = ours.loaded.scene.env
     assert tuple(env.parsed_problem["obj_of_interest"]) == things
     start = ours.object_poses()
-    assert start.shape == (4, 4) and start.dtype == np.float32
-    assert np.isnan(start[len(things) :]).all() and np.isfinite(start[: len(things)]).all()
+    assert start.shape == (5, 4) and start.dtype == np.float32
+    assert np.isnan(start[len(things) : 4]).all() and np.isfinite(start[: len(things)]).all()
     for action in random_actions(8):
         ours.apply(action)
     told = ours.object_poses()
@@ -137,6 +137,7 @@ def test_poses_are_where_the_stock_environment_shows_what_is_of_interest(suite, 
         if name in env.objects_dict:  # LIBERO's own sensors tell these; of regions they tell nothing.
             seen = env._get_observations(force_update=True)[f"{name}_pos"]
             np.testing.assert_allclose(told[row, :3], seen, atol=1e-3)  # Told as of 2 ms to 50 ms before.
+    np.testing.assert_array_equal(told[4, :3], ours.observe().state[:3])  # The gripper.
     np.testing.assert_array_equal(ours.object_poses(), told)  # Asking changes nothing.
     ours.close()
 

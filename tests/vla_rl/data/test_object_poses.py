@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sim.dummy import DummyConfig
-from sim.robosuite.env import RobosuiteConfig
+from sim.metaworld import MetaWorldConfig
 from sim.tabletop import TabletopConfig
 from sim.vector.processes import ProcessVecEnv
 from sim.vector.runner import InlineVecEnv
@@ -55,7 +55,7 @@ def test_what_is_recorded_is_where_the_simulator_has_them(options, tmp_path):
     found = open_object_poses(folder)
     assert found is not None
     names, poses, final = found
-    assert names == TabletopConfig.object_names and final.shape == (4, 7, 4)
+    assert names == TabletopConfig.object_names and final.shape == (4, 8, 4)
     source = LeRobotSource(folder)
     actions = np.concatenate([vectors(table, "executed_action") for table in source.batches(["executed_action"])])
     env, row = ENV.model_copy(update={"objects": True}).make(), 0
@@ -129,11 +129,11 @@ def test_poses_without_the_last_ones_are_refused(tmp_path):
 
 
 def test_a_simulator_that_does_not_tell_is_refused(tmp_path):
-    robosuite = RobosuiteConfig.model_construct(kind="robosuite")
-    with pytest.raises(ConfigError, match=r"collect\.objects: robosuite does not tell where its objects are"):
-        collect(tmp_path / "none", robosuite)
+    metaworld = MetaWorldConfig.model_construct(kind="metaworld")
+    with pytest.raises(ConfigError, match=r"collect\.objects: metaworld does not tell where its objects are"):
+        collect(tmp_path / "none", metaworld)
     with pytest.raises(ValueError, match=r"objects\s+Extra inputs are not permitted"):
-        RobosuiteConfig.model_validate({"objects": True})
+        MetaWorldConfig.model_validate({"objects": True})
     with pytest.raises(ValueError, match=r"collect\.imagined: .*collect\.objects"):
         CollectConfig.model_validate({"imagined": True, "source": "policy", "objects": True})
 
