@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError, validate
@@ -110,6 +111,16 @@ def test_every_policy_that_lerobot_has_is_trained_or_refused_with_a_reason(tmp_p
         assert kind in (*RL_TYPES, *NO_LIKELIHOOD), f"{kind}: no reason of its own"
         assert info.rl or all(name in info.rl_reason for name in RL_TYPES), "it says which can be trained"
         assert any(f"`{kind}`" in row for row in rows), f"{kind}: not in docs/flow_policies.md"
+
+
+def test_groot_n1_5_is_refused_with_the_reason(tmp_path):
+    config = {"type": "groot", "tokenizer_assets_repo": "lerobot/eagle2hg-processor-groot-n1p5"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    info = describe(tmp_path)
+    assert info is not None and "N1.5 was removed after LeRobot 0.5.1" in info.rl_reason
+    with pytest.raises(ValueError, match=r"LeRobot cannot read it: .*N1\.5 support was removed.*lerobot==0\.5\.1"):
+        load_policy(tmp_path)
 
 
 def test_images_of_another_size_are_resized():

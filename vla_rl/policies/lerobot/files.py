@@ -182,7 +182,7 @@ def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.
     try:
         core_config = PreTrainedConfig.from_pretrained(folder)
     except (DraccusException, ValueError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'}: LeRobot cannot read it: {error}") from error
+        raise ValueError(f"{folder / 'config.json'}: LeRobot cannot read it: {error.__cause__ or error}") from error
     for name, value in config.options.items():
         if not hasattr(core_config, name):
             known = sorted(field.name for field in dataclasses.fields(core_config))

@@ -41,8 +41,8 @@ NO_LIKELIHOOD = {
     "multi_task_dit": "its sampler's likelihood is not adapted here (diffusion or flow matching, by its objective)",
     "vqbet": "VQ-BeT adds a regressed offset to its sampled code, so the action itself has no likelihood",
     "tdmpc": "TD-MPC plans with a learned model; its planner gives no likelihood",
-    "groot": "this LeRobot knows GR00T N1.7 alone (N1.5 was removed after 0.5.1) and builds it only from NVIDIA's base "
-    "model on the hub, so its flow head is not adapted",
+    "groot": "this LeRobot has GR00T N1.7 alone (N1.5 was removed after LeRobot 0.5.1); its flow head is not adapted: "
+    "its processors need those of Qwen3-VL from the hub, out of the tests' reach",
     "gaussian_actor": "it is the actor of LeRobot's own online RL, which trains it",
     **dict.fromkeys(
         ("eo1", "evo1", "wall_x", "molmoact2", "vla_jepa"),
