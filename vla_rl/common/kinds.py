@@ -111,8 +111,9 @@ BASES: dict[str, str] = {
 # Those that the tables above name.
 OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
 for _package in OUR_PACKAGES:
-    for _file in sorted((Path(__file__).resolve().parents[2] / _package / "methods").glob("*/*.py")):
-        _section, _kind = _file.parent.name, _file.stem
+    _methods = Path(__file__).resolve().parents[2] / _package / "methods"
+    for _file in sorted(_methods.rglob("*.py")):
+        _section, _kind = ".".join(_file.relative_to(_methods).parts[:-1]), _file.stem
         KINDS[_section][_kind] = f"{_package}.methods.{_section}.{_kind}:METHOD"
 # Where a section names none.
 DEFAULT_KINDS = {"plan": "best_of_n", "offline": "best_of_n", "rollout": "local", "dynamics": "transformer"}

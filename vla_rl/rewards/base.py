@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from vla_rl.config import Config
-from vla_rl.types import EnvSpec, Observation
+from vla_rl.types import EnvSpec, Observation, StepResult
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class RewardModel(Protocol):
 
     every: int | None = None
 
+    def watch(self, result: StepResult, streams: Sequence[int]) -> None:
+        """Be told of a step of B episodes, before `observe` may be asked; most rewards take no notice."""
+
     @abstractmethod
     def observe(
         self,
@@ -72,7 +75,13 @@ class RewardModel(Protocol):
 
 
 class RewardConfig(Config):
-    """Base of `env.reward`: where the reward that RL learns from comes from."""
+    """Base of `env.reward`: where the reward that RL learns from comes from.
+
+    Attributes:
+        of_poses: it says by the simulator's own poses what the task is: these are told, and policies evaluated by it.
+    """
+
+    of_poses: ClassVar[bool] = False
 
     kind: str
 

@@ -82,6 +82,7 @@ class RewardedEnv(WholeEnv):
         self._since[ids] += result.num_steps
         due = np.flatnonzero(result.done | (every is None or self._since[ids] >= every))
         counts = np.zeros(len(ids), bool)
+        self._reward.watch(result, ids)
         if len(due):
             said = self._judge(result.obs.select(due), [ids[row] for row in due], False, result.success[due])
             counts[due] = said & ~result.lost[due]
