@@ -286,6 +286,7 @@ class Policy(Protocol):
         has_one_likelihood: of a chunk, in the first component of `log_prob`; RL then takes one ratio a chunk.
         demonstration_size: actions that cloning learns at once, where those are not `chunk_size`.
         norm_stats: the statistics that actions are normalized by, in the policy's own form; None: not set yet.
+        source: of a policy that acts elsewhere, what acts and what embeds: features kept of it are known by that.
         sharding_dtype: what FSDP gathers the weights of `sharding_units()` in: what they compute in; None: as they are.
         saves_sharded: its `save` takes sharded weights, and gathers each only while it writes it (`write_tensors`).
     """
@@ -300,6 +301,7 @@ class Policy(Protocol):
     has_one_likelihood: bool = False
     demonstration_size: int | None = None
     norm_stats: object = None
+    source: str | None = None
     sharding_dtype: torch.dtype | None = None
     saves_sharded: bool = False
 

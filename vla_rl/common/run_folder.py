@@ -32,7 +32,7 @@ FREE = (
     *("*.num_hosts", "env.hosts", "real_env.hosts", "*.token_file", "*.devices"),  # of kind remote and robotwin
     "*.assets_path",  # of kind libero
     *("distributed.*", "algo.micro_batch_size", "sft.grad_accumulation", "sft.num_threads", "sft.cache_folder"),
-    *("rollout.address", "rollout.hosts", "rollout.host_*", "rollout.worker_*", "rollout.*timeout_s"),
+    *("*.address", "rollout.hosts", "rollout.host_*", "rollout.worker_*", "rollout.*timeout_s"),
     *("rollout.object_store_mb", "*.save_every", "*.keep_checkpoints", "*.log_every", "*.max_bad_steps"),
 )
 # A run's length, which may change where something else has this value: option -> (that, the value, why).

@@ -57,6 +57,11 @@ class PolicyConfig(Config):
                 chosen[name] = {key: chosen[name][key] for key in getattr(self, name).model_fields_set}
         return chosen
 
+    @property
+    def remote(self) -> str:
+        """Where the policy acts, of one that has no checkpoint here; empty: here. `path` may then be empty too."""
+        return ""
+
     def with_values(self, chosen: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
         """This checkpoint's options with those of `chosen` that are `free`; of sections in `merged`, one by one.
 

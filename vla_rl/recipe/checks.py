@@ -62,6 +62,11 @@ def _base_checkpoint(recipe: Recipe) -> None:
     _checkpoint(recipe)
 
 
+def _frozen_base(recipe: Recipe) -> None:
+    if not recipe.policy.remote:
+        _base_checkpoint(recipe)
+
+
 def _checkpoint(recipe: Recipe) -> None:
     if recipe.policy.path:
         checkpoint_folder(recipe.policy)
@@ -150,8 +155,8 @@ PLAN = Command(TrainRecipe, "tabletop_grpo", (lambda recipe: check_stepped(recip
 STUDY = Command(LoopRecipe, "tabletop_imagination", (_acts, _one_process))
 FIT = Command(FitRecipe, "tabletop_world_model")
 OFFLINE = Command(OfflineRecipe, "tabletop_offline", (_base_checkpoint, _final_evaluation))
-ONLINE = Command(OnlineRecipe, "tabletop_online", (_acts, _base_checkpoint, _final_evaluation))
-HIL = Command(HilRecipe, "tabletop_hil", (_base_checkpoint, _practice, _final_evaluation))
+ONLINE = Command(OnlineRecipe, "tabletop_online", (_acts, _frozen_base, _final_evaluation))
+HIL = Command(HilRecipe, "tabletop_hil", (_frozen_base, _practice, _final_evaluation))
 RAC = Command(RacRecipe, "tabletop_rac", (_acts,))
 REWARD = Command(RewardRecipe, "tabletop_reward")
 FAILURE = Command(FailureRecipe, "tabletop_failure", (_acts,))

@@ -14,6 +14,7 @@ from vla_rl.data.hub import check_datasets
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.verdict import outcome
+from vla_rl.interfaces import Policy
 from vla_rl.recipe.checks import OFFLINE, demonstrations_of
 from vla_rl.recipe.recipe import Recipe, Run, check
 from vla_rl.recipe.runs import OfflineRecipe
@@ -44,7 +45,7 @@ def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], N
         evaluate_once(recipe, folder, BASE)
     policy = section.learner(build_policy(recipe, spec))
     with resumed_logger(recipe, folder) as logger:
-        cache = feature_cache(recipe, show)
+        cache = feature_cache(recipe, policy, show)
         summary = section.improve(policy, LoggedRun(folder, recipe.sft, recipe.seed, spec, logger.log, show, cache))
     trained = section.finished(policy, run.policy) or recipe.policy.model_copy(update={"path": str(run.policy)})
     if section.evaluate != "never":
@@ -73,8 +74,10 @@ def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
     check_datasets(d.path for d in demonstrations_of(recipe).datasets)
 
 
-def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
-    """Where what the recipe's policy, a checkpoint, makes of datasets is kept."""
+def feature_cache(recipe: Recipe, policy: Policy, show: Callable[[str], None]) -> FeatureCache:
+    """Where what the recipe's policy, a checkpoint, makes of datasets is kept; nowhere of one that acts elsewhere."""
+    if policy.source is not None:
+        return FeatureCache(None, policy.source, show)
     path = policy_path(recipe)
     assert path is not None, "checked before"
     section = recipe.policy.model_dump(mode="json", exclude={"path"})

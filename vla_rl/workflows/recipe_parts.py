@@ -91,4 +91,6 @@ def policy_path(recipe: Recipe) -> Path | None:
 def policy_version(recipe: Recipe) -> str:
     """What a dataset says of who acted: the policy's path and the hash of its weights."""
     path = policy_path(recipe)
+    if path is None and recipe.policy.remote:
+        return f"served at {recipe.policy.remote}"
     return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"

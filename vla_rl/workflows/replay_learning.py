@@ -67,7 +67,7 @@ class ReplayLearning:
         self.base, self.noise_shape = base, noise_shape
         self.logged = self._logged() if config.reads_datasets else None
         prior = self.logged if config.prior == "datasets" else None
-        policy = feature_cache(recipe, show).fingerprint
+        policy = feature_cache(recipe, base, show).fingerprint
         self.replay = Replay(folder / REPLAY, prior, config.prior_share, CAPACITY, policy, person_is_prior)
         self.learner: OffPolicyLearner | None = None
         self.more: dict[str, Any] = {}
@@ -88,7 +88,9 @@ class ReplayLearning:
         opened = open_bc_dataset(demonstrations_of(self.recipe), self.base, env_spec(self.recipe))
         data = BCDataset(opened.parts, self.base.chunk_size)  # As many actions as are executed, not as are cloned.
         with evaluation_mode(self.base):
-            logged = logged_transitions(self.base, data, feature_cache(self.recipe, self.show), self.draws(0))
+            logged = logged_transitions(
+                self.base, data, feature_cache(self.recipe, self.base, self.show), self.draws(0)
+            )
         if self.needs_failures:
             logged.check_outcomes_differ()
         if self.config.control == "shuffled_outcomes":
