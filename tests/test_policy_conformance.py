@@ -51,8 +51,8 @@ def assert_same(a, b):
 
 
 def test_every_kind_has_a_variant():
-    # Made by `run: online` and `run: offline`: tests/vla_rl/workflows/test_online.py, methods/offline/test_recap.py.
-    around_another = {"value_guided", "advantage_conditioned"}
+    # tests/vla_rl/workflows/test_online.py, methods/offline/test_recap.py, methods/policy/test_prefix_conditioned.py.
+    around_another = {"value_guided", "advantage_conditioned", "prefix_conditioned"}
     assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
     kinds = {name: (values["kind"], values.get("type"), values.get("decoder")) for name, values in VARIANTS.items()}
     assert {kinds[name] for name in REPRESENTATIVES} == set(kinds.values()), "one at least is asked by the fast tests"

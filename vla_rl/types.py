@@ -245,6 +245,16 @@ class ActionPrefix:
     max_guidance_weight: float | None = None
     prefix_attention_schedule: PrefixSchedule | None = None
 
+    def check(self, rows: int, most: int, action_dim: int) -> None:
+        """Raise ValueError where it has other rows, no or more than `most` actions, or fewer than are frozen."""
+        given = self.actions.shape
+        if len(given) != 3 or given[::2] != (rows, action_dim) or not 1 <= given[1] <= most:
+            raise ValueError(
+                f"prefix: expected 1 to {most} actions, (B, P, A) with B {rows} and A {action_dim}; got shape {given}"
+            )
+        if not 0 <= self.num_frozen <= given[1]:
+            raise ValueError(f"num_frozen: got {self.num_frozen}, must be 0 to {given[1]} (the prefix's length)")
+
 
 @dataclass(frozen=True)
 class EnvSpec:

@@ -232,14 +232,8 @@ class ContinuingFlowPolicy(LeRobotFlowPolicy):
         Raises:
             ValueError: as `act`; a prefix of another shape, or options out of range.
         """
-        size, given = self.core.config.chunk_size, prefix.actions.shape
-        if len(given) != 3 or given[::2] != (obs.batch_size, self.action_dim) or not 1 <= given[1] <= size:
-            raise ValueError(
-                f"prefix: expected 1 to {size} actions, (B, P, A) with B {obs.batch_size} and A {self.action_dim}; "
-                f"got shape {given}"
-            )
-        if not 0 <= prefix.num_frozen <= given[1]:
-            raise ValueError(f"num_frozen: got {prefix.num_frozen}, must be 0 to {given[1]} (the prefix's length)")
+        size = self.core.config.chunk_size
+        prefix.check(obs.batch_size, size, self.action_dim)
         config = real_time_chunking.rtc_config(prefix, self.core.config.rtc_config)
         batch = self._batch(obs, prefix.actions)
         leftover = batch.pop(ACTION).to(self.device, torch.float32)
