@@ -213,7 +213,7 @@ def test_validation_takes_no_initial_state_of_the_gate() -> None:
         ("tabletop_imagination", "real_env.taks=[stack]", "real_env.taks: unknown key"),
         ("tabletop_imagination", "real_env.reward={kind: learned}", "real_env.reward.path: required"),
         ("tabletop_imagination", "env.first_frames.taks=[a]", "env.first_frames.taks: unknown key"),
-        ("tabletop_imagination", "real_env=tabeltop", "real_env.kind: got 'tabeltop', allowed: gymnasium"),
+        ("tabletop_imagination", "real_env=tabeltop", "real_env.kind: got 'tabeltop', allowed: "),
         ("tabletop_grpo", "eval.plan=best", "eval.plan.kind: got 'best', allowed: best_of_n"),
         ("tabletop_grpo", "eval.plan={world_model: a, num: 4}", "eval.plan.num: unknown key"),
         ("tabletop_world_model", "world_model.model.dynamics=wn", "world_model.model.dynamics.kind: got 'wn', allowed"),
