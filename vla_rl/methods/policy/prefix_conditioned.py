@@ -3,8 +3,9 @@
 Black et al. 2025 (arXiv 2512.05964): in cloning, the first d actions of each chunk are given, and the loss is of the
 others; d is drawn evenly from 0 to the longest delay. On a robot those that are played while a chunk is computed are
 given. Theirs is a flow policy, in which given actions have no noise. Here it is OpenVLA's parallel decoder: at the
-positions of given actions, the embeddings of their tokens are added to the placeholders. So a policy that has not
-learned yet what they mean acts nearly as before, and nothing is added to its weights.
+positions of given actions, their tokens' rows of the output layer are added to the placeholders. Nothing is added to
+the weights. (The tokens' own embeddings, of which such a decoder has learned none, were still ignored after 300
+updates; the output layer's rows are alike where actions are.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
@@ -96,7 +98,9 @@ class PrefixConditionedPolicy(OpenVLAPolicy):
             prefix, slots = self._prefix(obs), self.network.placeholders(obs.batch_size)
             places = torch.arange(tokens.shape[1], device=self.device)
             given = (places < self._given[:, None] * self.action_dim)[..., None]
-            told = slots[:, : tokens.shape[1]] + self.network.embed_actions(tokens) * given
+            first, last = self.network._first_action_id, self.architecture.llm.vocab_size
+            meanings = F.embedding(tokens, self.network.language_model.lm_head.weight[first:last]).to(slots.dtype)
+            told = slots[:, : tokens.shape[1]] + meanings * given
             slots = torch.cat((told, slots[:, tokens.shape[1] :]), 1)
             return self.network._run(prefix, slots, False, self.architecture.num_action_tokens)
 

@@ -33,13 +33,9 @@ def told(folder: Path, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A plain policy, and the same that can be told, to whom no action means anything yet."""
+    """A plain policy, and the same that can be told."""
     folder = tmp_path_factory.mktemp("plain") / "policy"
-    base, policy = plain(folder), told(folder, max_delay=2)
-    embedding = policy.network.language_model.model.embed_tokens.weight
-    with torch.no_grad():
-        embedding[policy.network._first_action_id :] = 0.0
-    return base, policy
+    return plain(folder), told(folder, max_delay=2)
 
 
 def actions_of(rows: int, length: int = 4, seed: int = 0) -> np.ndarray:
@@ -48,9 +44,10 @@ def actions_of(rows: int, length: int = 4, seed: int = 0) -> np.ndarray:
 
 def test_the_loss_is_of_the_actions_that_are_not_given(pair) -> None:
     """In evaluation mode rows are given 0, 1, 2, 0 actions: the loss is of 4, 3, 2 and 4 of them, 7 numbers each."""
-    base, policy = pair
+    policy = pair[1]
     obs, actions = fake_observation(SPEC, 4), actions_of(4)
-    _, losses, _, _ = base._bc_terms(obs, base._from_env(actions, base.norm_stats))
+    with policy._telling(torch.tensor([0, 1, 2, 0])):
+        _, losses, _, _ = policy._bc_terms(obs, policy._from_env(actions, policy.norm_stats))
     left = [losses[0], losses[1, 1:], losses[2, 2:], losses[3]]
     expected = torch.cat([each.reshape(-1) for each in left]).mean()
     loss, _ = policy.bc_loss(obs, actions)
@@ -74,33 +71,30 @@ def test_in_training_how_many_are_given_is_drawn_evenly(pair, monkeypatch) -> No
 
 
 def test_the_network_is_told_the_frozen_actions_and_no_others(pair, monkeypatch) -> None:
-    policy = pair[1]
-    obs, rest = fake_observation(SPEC, 2), actions_of(2, 3)
-    slots: list[torch.Tensor] = []
-    run = policy.network._run
-    monkeypatch.setattr(
-        policy.network, "_run", lambda prefix, given, *rest: slots.append(given) or run(prefix, given, *rest)
-    )
-    with torch.no_grad():
-        policy.network.language_model.model.embed_tokens.weight[policy.network._first_action_id :] = 1.0
-        chunk = policy.act_with_prefix(obs, ActionPrefix(rest, 1)).actions
-        policy.act_with_prefix(obs, ActionPrefix(rest, 3))
-        policy.network.language_model.model.embed_tokens.weight[policy.network._first_action_id :] = 0.0
-    added = [each[0, :, 0] - policy.network.placeholders(1)[0, :, 0] for each in slots]
-    assert added[0].round().tolist() == [1.0] * 7 + [0.0] * 22, "one action of 7 numbers, of 4 actions and </s>"
-    assert added[1].round().tolist() == [1.0] * 14 + [0.0] * 15, "no more than in cloning"
+    """By the output layer's rows of their tokens, the vocabulary's last 256: the first is of 1, the last of -1."""
+    policy, network, slots = pair[1], pair[1].network, []
+    rest = np.repeat(np.array([[1.0], [-1.0], [0.0]], np.float32)[None], 7, 2)
+    run = network._run
+    monkeypatch.setattr(network, "_run", lambda prefix, given, *rest: slots.append(given) or run(prefix, given, *rest))
+    chunk = policy.act_with_prefix(fake_observation(SPEC, 1), ActionPrefix(rest, 1)).actions
+    policy.act_with_prefix(fake_observation(SPEC, 1), ActionPrefix(rest, 3))
+    rows = network.language_model.lm_head.weight[policy.architecture.llm.vocab_size - 256 :]
+    for given, tokens in zip(slots, ([0], [0, 255]), strict=True):
+        added = (given - network.placeholders(1))[0].detach()
+        assert len(added) == 29, "4 actions of 7 numbers, and </s>"
+        expected = torch.zeros_like(added)
+        expected[: 7 * len(tokens)] = rows[tokens].detach().repeat_interleave(7, 0)
+        torch.testing.assert_close(added, expected, msg=f"told {tokens}: no more than in cloning")
     np.testing.assert_array_equal(chunk[:, :1], rest[:, :1])
 
 
-def test_before_it_has_learned_it_acts_as_before(pair) -> None:
+def test_told_nothing_it_acts_as_any_other(pair) -> None:
     base, policy = pair
     obs, rest = fake_observation(SPEC, 2), actions_of(2, 3)
     assert isinstance(policy, ContinuingPolicy) and not isinstance(base, ContinuingPolicy)
     expected = base.act(obs, temperature=0.0).actions
     np.testing.assert_array_equal(policy.act(obs, temperature=0.0).actions, expected)
-    chunk = policy.act_with_prefix(obs, ActionPrefix(rest, 2)).actions
-    np.testing.assert_array_equal(chunk[:, 2:], expected[:, 2:])
-    np.testing.assert_array_equal(chunk[:, :2], rest[:, :2])
+    np.testing.assert_array_equal(policy.act_with_prefix(obs, ActionPrefix(rest, 0)).actions, expected)
 
 
 def test_it_learns_to_go_on_as_it_has_begun(tmp_path) -> None:
