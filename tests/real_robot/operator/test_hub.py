@@ -53,6 +53,8 @@ def page(bench: HubBench) -> Iterator[Page]:
     with suppress(ConnectionClosed, OSError):
         made.socket.close()
     until(lambda: not bench.hub.person, "the person to be gone", 30)
+    # The robots' own word that they were let go, else the next page takes the last one's control for its own.
+    until(lambda: not any(link.is_ours for link in bench.hub.links.values()), "the robots to be let go", 30)
     for robot in bench.robots.values():
         if robot.supervisor.state.mode == "stopped":
             robot.console.reset("test")
