@@ -1,4 +1,4 @@
-"""Observations and commands between a robot, its policy and its supervisor (one robot, no batch); config base."""
+"""Observations and commands between a robot, its policy and its supervisor (one robot, no batch)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict
-
-from vla_rl.config import Config
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,3 @@ class Deadman(NamedTuple):
 
     pressed: bool
     heard: float
-
-
-class FiniteConfig(Config):
-    """A config that refuses infinity and NaN in each of its numbers: a time-out of infinity is none."""
-
-    model_config = ConfigDict(allow_inf_nan=False)

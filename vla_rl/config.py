@@ -14,13 +14,22 @@ import logging
 import math
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
@@ -31,14 +40,14 @@ Section = Mapping[str, Any]
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown keys.
+    """Base of every config: frozen, no unknown keys, no number that is infinite or NaN.
 
     Attributes:
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
         bound_to_kind: options that mean something to one kind alone: a section loses them where its `kind` changes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     shorthand: ClassVar[str] = ""
     bound_to_kind: ClassVar[tuple[str, ...]] = ()
@@ -79,7 +88,9 @@ def as_list(value: object) -> object:
 
 TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
 TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in JSON: NaN.
+Number = Annotated[  # null in JSON: NaN.
+    float, AllowInfNan(True), BeforeValidator(lambda value: math.nan if value is None else value)
+]
 
 
 # --- sections whose class depends on their `kind` ----------------------------------------------
@@ -88,24 +99,23 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     """The config class for a `kind` of a section, or of a recipe by its `run`: a known name or "package.module:Class".
 
-    Args:
-        name: the section's own, where it is not `section`, for errors.
-
-    Raises:
-        ConfigError: unknown name, or a class that cannot be imported or extends another base.
+    A ConfigError, which calls the section by its `name`: unknown, or no class here that extends the section's base.
     """
     check_packages()
-    known, base = (RUNS, RUNS["eval"]) if section == "run" else (KINDS[section], BASES[section])
-    field = "run" if section == "run" else f"{name or section}.kind"
+    is_run = section == "run"
+    known, base = (RUNS, RUNS["eval"]) if is_run else (KINDS[section], BASES[section])
+    field, what = ("run", "kind of run") if is_run else (f"{name or section}.kind", f"{section} section")
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        raise _unknown_kind(field, kind, known)
+        names = ", ".join(known if is_run else sorted(known))
+        raise ConfigError(
+            f"{field}: got {kind!r}, allowed: {names}, or 'package.module:Class'.{_nearest(str(kind), known)}"
+        )
     target = known.get(kind, kind)
     try:
         found = resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, resolve_name(base))):
-        what = "kind of run" if section == "run" else f"{section} section"
         raise ConfigError(f"{field}: {target!r} is no {what}; it must be a class that extends {base.replace(':', '.')}")
     return found
 
@@ -125,79 +135,48 @@ def check_packages() -> None:
             )
 
 
-def _unknown_kind(field: str, kind: object, known: Mapping[str, str]) -> ConfigError:
-    names = list(known) if known is RUNS else sorted(known)
-    allowed = f"{', '.join(names)}, or 'package.module:Class'"
-    return ConfigError(f"{field}: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
-
-
 def _nearest(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
+def component(section: str) -> Any:
+    """Mark a field as a section whose class depends on its `kind`; None stays None."""
+    return BeforeValidator(lambda values: None if values is None else build_component(section, values))
+
+
 def build_component(section: str, values: Section | Config) -> Any:
     """Validate a section whose class depends on its `kind`; returns a config that extends the section's base."""
-    if isinstance(values, Config) and isinstance(values, resolve_name(BASES[section])):
+    if isinstance(values, resolve_name(BASES[section])):
         return values
     if isinstance(values, Mapping) and section in DEFAULT_KINDS:
         values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
         raise _no_section(section, values)
-    return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
+    try:
+        return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
+    except ConfigError as error:
+        raise SectionError(section, str(error)) from None
 
 
-def _no_section(section: str, values: Any) -> ConfigError:
+def _no_section(section: str, values: Any) -> SectionError:
     if isinstance(values, Config):
         needed = f"it must be a config that extends {BASES[section].replace(':', '.')}"
-        return ConfigError(f"{section}: got {type(values).__name__}; {needed}")
+        return SectionError(section, f"{section}: got {type(values).__name__}; {needed}")
     hint = f". Write it as a section: {{kind: {values}}}" if isinstance(values, str) else ""
     kinds = ", ".join(sorted(KINDS[section]))
-    return ConfigError(f"{section}: needs a 'kind', one of: {kinds}; got {values!r}{hint}")
-
-
-def component(section: str) -> Any:
-    """Mark a field as a section whose class depends on its `kind`; None stays None."""
-
-    def build(values: Any) -> Config | None:
-        try:
-            return None if values is None else build_component(section, values)
-        except ConfigError as error:
-            raise SectionError(section, str(error)) from None
-
-    return BeforeValidator(build)
+    return SectionError(section, f"{section}: needs a 'kind', one of: {kinds}; got {values!r}{hint}")
 
 
 # --- validation, with errors for people --------------------------------------------------------
 
 
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
-    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows.
-
-    A number that is infinite or NaN is a slip, in whatever option.
-    """
+    """`config_class(**values)`; a ConfigError says the full name of what is wrong, what it got and what it allows."""
     try:
-        config = config_class.model_validate(values)
+        return config_class.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(config_class, error, prefix)) from None
-    if found := list(_not_finite(config, prefix)):
-        raise ConfigError("\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in found))
-    return config
-
-
-def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """(name, value) of each number that is infinite or NaN; what is free to hold anything, in a mapping, may be."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield name, value
-    inner: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, BaseModel):
-        inner = value
-    elif isinstance(value, tuple | list):
-        inner = enumerate(value)
-    elif isinstance(value, Mapping):
-        inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
-    for key, one in inner:
-        yield from _not_finite(one, f"{name}.{key}" if name else str(key))
 
 
 def read_written(kind: type[M], file: Path, fix: str) -> M:  # noqa: UP047
@@ -244,8 +223,7 @@ for _class in (Loader, Dumper):
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a recipe file's mapping, with its `base:` chain merged in; `above` are the files whose base this one is.
 
-    Raises:
-        ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
+    A ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
     """
     path = Path(path).resolve()
     if path in above:

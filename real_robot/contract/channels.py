@@ -11,8 +11,7 @@ from real_robot.transports.action_types import ACTIONS, SERVICES
 from real_robot.transports.base import QosConfig
 from real_robot.transports.lerobot_devices import make_camera
 from real_robot.transports.messages import MESSAGES, Message
-from real_robot.types import FiniteConfig
-from vla_rl.config import ConfigError
+from vla_rl.config import Config, ConfigError
 
 TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"
 POSE_PARTS = {
@@ -27,7 +26,7 @@ JOINT_COMMANDS = (
 )
 
 
-class CameraConfig(FiniteConfig):
+class CameraConfig(Config):
     """A camera of this machine, in place of a topic."""
 
     kind: Literal["opencv", "realsense"] = Field(description="LeRobot's camera class: OpenCV's, or Intel RealSense.")
@@ -75,7 +74,7 @@ class CameraConfig(FiniteConfig):
         return device
 
 
-class GoalConfig(FiniteConfig):
+class GoalConfig(Config):
     """When a goal is sent, and what counts as failed."""
 
     change: float = Field(
@@ -98,7 +97,7 @@ class GoalConfig(FiniteConfig):
     )
 
 
-class AlignConfig(FiniteConfig):
+class AlignConfig(Config):
     """Which message of a topic belongs to an observation."""
 
     strategy: Literal["hold", "asof", "drop"] = Field(
@@ -113,7 +112,7 @@ class AlignConfig(FiniteConfig):
     tolerance: float = Field(default=0.1, gt=0, description="Seconds; see strategy.")
 
 
-class ChannelConfig(FiniteConfig):
+class ChannelConfig(Config):
     """One topic."""
 
     topic: str = Field(description="Topic name, such as /joint_states.", pattern=TOPIC)
@@ -168,7 +167,7 @@ class ImageSource(SourceConfig):
         return self
 
 
-class ConversionConfig(FiniteConfig):
+class ConversionConfig(Config):
     """number * scale + offset, each one number for all or one for each; for actions the same, on the way out."""
 
     scale: float | tuple[float, ...] = Field(default=1.0, description="Factor: 57.2958 makes degrees of radians.")
@@ -232,7 +231,7 @@ class StateSource(SourceConfig):
         return len(self.names)
 
 
-class ObservationConfig(FiniteConfig):
+class ObservationConfig(Config):
     """What the policy sees."""
 
     images: dict[str, ImageSource] = Field(default={}, description="Camera name -> topic.")

@@ -25,11 +25,10 @@ from real_robot.contract.sections import (
 from real_robot.transports.base import Transport, TransportConfig
 from real_robot.transports.rclpy_node import RclpyConfig
 from real_robot.transports.ros1 import Ros1Config
-from real_robot.types import FiniteConfig
-from vla_rl.config import ConfigError, component
+from vla_rl.config import Config, ConfigError, component
 
 
-class RobotContract(FiniteConfig):
+class RobotContract(Config):
     """One robot: its rate, its topics, its limits."""
 
     name: str = Field(description="The robot's name, for logs and datasets.")

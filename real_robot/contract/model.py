@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 Vector = tuple[float, float, float]
@@ -41,7 +40,7 @@ class Plane(Config):
         return self
 
 
-class JointName(FiniteConfig):
+class JointName(Config):
     """A joint of the file that a name, or a number, stands for: its position is scale * number + offset."""
 
     joint: str = Field(description="Name of the joint in the file.")
@@ -62,7 +61,7 @@ def _joint_name(value: Any) -> Any:
 Joint = Annotated[JointName, BeforeValidator(_joint_name)]
 
 
-class ModelConfig(FiniteConfig):
+class ModelConfig(Config):
     """The robot's file, and what is checked with it."""
 
     file: str = Field(description="URDF or MJCF; relative to the contract's file.")

@@ -8,11 +8,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from real_robot.transports.base import QosConfig
-from real_robot.types import FiniteConfig
-from vla_rl.config import ConfigError
+from vla_rl.config import Config, ConfigError
 
 
-class DimensionLimits(FiniteConfig):
+class DimensionLimits(Config):
     """Limits of one number of a command.
 
     A `position` number is a set-point (joint angle, pose, gripper opening): the robot stays where it was last told.
@@ -105,7 +104,7 @@ class DimensionLimits(FiniteConfig):
         return self
 
 
-class Workspace(FiniteConfig):
+class Workspace(Config):
     """A box that the end effector must not leave, in meters, in the frame of the observed position."""
 
     state: tuple[int, int, int] = Field(description="Which numbers of the observed state are the position x, y, z.")
@@ -131,7 +130,7 @@ class Workspace(FiniteConfig):
         return self
 
 
-class ChecksConfig(FiniteConfig):
+class ChecksConfig(Config):
     """What the robot may report before it is held to be impossible. Each check holds, and stops where it lasts."""
 
     stop_after: float = Field(
@@ -184,7 +183,7 @@ class ChecksConfig(FiniteConfig):
     )
 
 
-class WrenchLimits(FiniteConfig):
+class WrenchLimits(Config):
     """The largest force and torque that a robot, or a sensor at its wrist, may report."""
 
     topic: str = Field(min_length=1, description="geometry_msgs/WrenchStamped topic that reports them.")
@@ -211,7 +210,7 @@ class WrenchLimits(FiniteConfig):
         return None
 
 
-class SafetyConfig(FiniteConfig):
+class SafetyConfig(Config):
     """What the supervisor lets through to the robot."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")

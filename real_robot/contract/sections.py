@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError
 from vla_rl.types import PrefixSchedule
 
@@ -19,7 +18,7 @@ class StartCall(Config):
     data: bool = Field(default=True, description="SetBool: what is said.")
 
 
-class OperatorTopics(FiniteConfig):
+class OperatorTopics(Config):
     """Topics with which a person, a button or a pedal commands the loop."""
 
     stop: str = Field(default="", description="std_msgs/Bool: true stops the robot until a reset; empty: none.")
@@ -62,7 +61,7 @@ class EpisodeServices(Config):
     timeout: float = Field(default=10.0, gt=0, le=600, description="Seconds that either has.")
 
 
-class GuardConfig(FiniteConfig):
+class GuardConfig(Config):
     """How `vla-rl robot guard` and a guarded deploy find each other, and when the guard brakes."""
 
     required: bool = Field(default=False, description="Deploy always drives through the guard, as with --guarded.")
@@ -73,7 +72,7 @@ class GuardConfig(FiniteConfig):
     )
 
 
-class WatchConfig(FiniteConfig):
+class WatchConfig(Config):
     """How a robot heeds its failure detector."""
 
     quiet: float = Field(
@@ -121,7 +120,7 @@ class RealTimeChunking(Config):
         return self.model_dump(exclude={"num_delays"}, exclude_none=True)
 
 
-class ExecutionConfig(FiniteConfig):
+class ExecutionConfig(Config):
     """How chunks become a stream of actions."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control steps per second.")
@@ -226,7 +225,7 @@ class DeviceConfig(Config):
         return self
 
 
-class TeleopConfig(FiniteConfig):
+class TeleopConfig(Config):
     """How a person's axes become a command. What is left out is found by the names in `safety.dimensions`."""
 
     translation: tuple[int, int, int] | None = Field(

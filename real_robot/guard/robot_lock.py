@@ -35,7 +35,8 @@ from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.transports.base import Graph, GraphConnection, QosConfig, Transport, TransportError
 from real_robot.transports.messages import Message, String
-from real_robot.types import FiniteConfig, RobotObservation
+from real_robot.types import RobotObservation
+from vla_rl.config import Config
 
 TOPIC = "/vla_rl/drivers"  # std_msgs/String, JSON
 Role = Literal["deploy", "guarded deploy", "robot guard"]
@@ -49,7 +50,7 @@ LISTEN = 2.5 * PERIOD  # seconds of silence, after it stood still, in which whoe
 QOS = QosConfig(depth=50)
 
 
-class Lease(FiniteConfig):
+class Lease(Config):
     """One process' word, repeated several times a second."""
 
     id: str = Field(max_length=80, description="Of the process; the smaller of two that claim a robot at once wins.")

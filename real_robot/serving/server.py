@@ -29,10 +29,9 @@ from real_robot.serving.engine import Answer, InferenceEngine
 from real_robot.serving.identity import POLICY_KEY
 from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback, server_context
 from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
-from real_robot.types import FiniteConfig
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.next_command import next_command
-from vla_rl.config import ConfigError
+from vla_rl.config import Config, ConfigError
 from vla_rl.data.statistics import action_range
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import ContinuingPolicy, Policy
@@ -46,7 +45,7 @@ _quiet = logging.getLogger(f"{__name__}.websockets")
 _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 
 
-class ServeConfig(FiniteConfig):
+class ServeConfig(Config):
     """Where and how to serve a policy."""
 
     host: ListenHost = Field(

@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from real_robot.transports.messages import Message, MessageError
-from real_robot.types import FiniteConfig
 from vla_rl.config import Config
 
 Handler = Callable[[Message], None]
@@ -111,7 +110,7 @@ class Graph(Transport, Protocol):
         ...
 
 
-class TransportConfig(FiniteConfig):
+class TransportConfig(Config):
     """Base of every transport's options: the `transport` section of a robot's contract.
 
     A transport of your own needs one file and no entry here: a subclass with an `open`, and in the contract

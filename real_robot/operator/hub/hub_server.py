@@ -36,7 +36,6 @@ from real_robot.operator.hub.hub import Hub
 from real_robot.operator.hub.hub_log import HubLog
 from real_robot.operator.hub.robot_link import RobotLink
 from real_robot.serving.network import AddressError, client_context, read_token, server_url
-from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError, merge, read_yaml, validate
 
 LOOK_EVERY = 0.05  # seconds
@@ -258,7 +257,7 @@ class RobotConfig(Config):
     ca: Path | None = Field(default=None, description="With wss://: who signed its certificate; else the system's.")
 
 
-class HubFile(FiniteConfig):
+class HubFile(Config):
     """The file that `vla-rl hub serve` reads."""
 
     robots: dict[str, RobotConfig] = Field(
