@@ -299,11 +299,7 @@ def _shared_fields(a: Any, b: Any) -> set[str]:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """Read `"train.groups=8"` as `["train", "groups"], 8`, and `"algo=ppo"` as `["algo"], {"kind": "ppo"}`.
-
-    Raises:
-        ConfigError: key or value cannot be read.
-    """
+    """Read `"train.groups=8"` as `["train", "groups"], 8`, `"algo=ppo"` as `["algo"], {"kind": "ppo"}`, else raise."""
     key, equals, raw = text.partition("=")
     if not equals or not all(keys := key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.optim.lr=1e-5")
@@ -359,9 +355,8 @@ def _not_found(path: Path, asked_by: str = "") -> ConfigError:
 
 def recipes_folder() -> Path:
     """Where the shipped recipes live: inside the installed package, or in `configs/` of a clone."""
-    package = Path(__file__).resolve().parent
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    installed = Path(__file__).resolve().parent / "configs"
+    return installed if installed.is_dir() else installed.parents[1] / "configs"
 
 
 def dump_yaml(config: Config) -> str:

@@ -100,10 +100,8 @@ class Learner:
         """Compute advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
         Chunks whose `version` is below `iteration` were drawn by an earlier one (see `stale.py`). Lost episodes are
-        left out. With several processes each gives its own, in whole groups.
-
-        Raises:
-            ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
+        left out. With several processes each gives its own, in whole groups. A ValueError: nothing usable, no groups to
+        compare, no log-probabilities, or chunks of a later version.
         """
         usable = with_inputs(self.policy, usable_episodes(episodes))
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
@@ -138,9 +136,9 @@ class Learner:
         self.policy.eval()
         if not len(episode):
             return np.zeros(chunks.actions.shape, np.float32), None
-        log_probs, values = list[torch.Tensor](), list[torch.Tensor]()
+        log_probs, values, size = list[torch.Tensor](), list[torch.Tensor](), self.config.micro_batch_size
         with self.stopwatch.measure("forward_backward"):
-            for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
+            for rows in np.split(np.arange(len(episode)), range(size, len(episode), size)):
                 obs = gather_observations(episodes, episode[rows], chunk[rows])
                 out = self.policy.evaluate(obs, chunks.select(rows), self.temperature)
                 log_probs.append(out.log_prob.float())
@@ -152,12 +150,10 @@ class Learner:
     def update(self, batch: Batch, extra_loss: ExtraLoss | None = None) -> dict[str, float]:
         """Make epochs of minibatch steps on a batch from `prepare`; return metrics, the same in every process.
 
-        Args:
-            extra_loss: draws demonstrations and gives (loss, metrics), as `policy.bc_loss` does; called once per step,
-                weighted by `bc_coef`. With several processes: this one's share.
+        `extra_loss`, which `bc_coef` needs and weighs, draws demonstrations (with several processes this one's share)
+        and gives (loss, metrics), as `policy.bc_loss` does; called once per step.
 
         Raises:
-            ValueError: `bc_coef` is set but there is no `extra_loss`.
             TrainingDivergedError: `max_bad_steps` steps in a row were skipped, or a weight became NaN or infinite.
         """
         if self.config.bc_coef > 0 and extra_loss is None:
@@ -202,7 +198,8 @@ class Learner:
         losses, found = list[torch.Tensor](), list[dict[str, torch.Tensor]]()
         alone = (used, batch, rows[used])
         ours, held, where = alone if self.world.size == 1 else shard(self.policy, batch, pool, rows, used, self.world)
-        for part in _micro_batches(np.arange(len(ours)), config.micro_batch_size):
+        for start in range(0, len(ours), config.micro_batch_size):
+            part = slice(start, start + config.micro_batch_size)
             own = where[part]
             with self.stopwatch.measure("forward_backward"):
                 out = self.policy.evaluate(held.observations(own), held.chunks.select(own), self.temperature)
@@ -429,8 +426,3 @@ def _named(sums: dict[str, float]) -> dict[str, float]:
         if "importance_squared" in sums:  # Kish's: of how many equal weights' worth all are, as a share of all.
             sums["effective_sample_share"] = sums["importance"] ** 2 / sums.pop("importance_squared")
     return {name if "/" in name else f"update/{name}": value for name, value in sums.items()}
-
-
-def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]

@@ -32,6 +32,8 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        if num_launched() > 1:
+            check_command(name)
         for word, following in zip(rest, [*rest, "VALUE"][1:], strict=True):
             key, _, value = word.removeprefix("--").partition("=")
             if word.startswith("--") and "." in key:
@@ -39,6 +41,8 @@ class _Group(TyperGroup):
         return name, name and loaded(name), rest
 
     def invoke(self, ctx: Any) -> Any:
+        if ctx.params.get("version"):
+            return typer.echo(f"vla-rl {__version__}")
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -75,23 +79,12 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"vla-rl {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _global_options(
-    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
-    if num_launched() > 1:
-        check_command(context.invoked_subcommand)
 
 
 # Every command, or group of them: the file that has it, and a line of the program's own help.

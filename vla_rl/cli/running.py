@@ -98,7 +98,7 @@ def load_run[R: Recipe](
 ) -> R:
     """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
     if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
-        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)
+        recipe, overrides = _of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())]
     return load(recipe, overrides, command)
 
 

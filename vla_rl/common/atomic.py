@@ -91,9 +91,7 @@ def write_text_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        if is_disk_full(error):
-            raise disk_full(path, "file") from error
-        raise
+        raise (disk_full(path, "file") if is_disk_full(error) else error) from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Literal, Protocol
@@ -95,14 +96,15 @@ class _Bar:
     """A count, a rate, the time that remains, and what is said: drawn in a terminal, a line a minute in a file.
 
     Args:
-        transient: it disappears at the end, and a file gets no last line.
+        show: False shows nothing. transient: it disappears at the end, and a file gets no last line.
     """
 
-    def __init__(self, text: str, total: int, transient: bool = False) -> None:
+    def __init__(self, text: str, total: int, show: bool, transient: bool = False) -> None:
         from rich import progress as rich
 
         columns = ("{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), "{task.fields[rate]}")
-        self.bar = rich.Progress(*columns, rich.TimeRemainingColumn(), "{task.fields[said]}", transient=transient)
+        columns = (*columns, rich.TimeRemainingColumn(), "{task.fields[said]}")
+        self.bar = rich.Progress(*columns, transient=transient, disable=not show)
         self.task = self.bar.add_task(text, total=total, rate="", said="")
         self.started = self.printed = time.monotonic()
         self.first: int | None = None
@@ -113,7 +115,7 @@ class _Bar:
         self.first = done if self.first is None else self.first
         rate = (done - self.first) / max(now - self.started, 1e-9)
         self.bar.update(self.task, completed=done, rate=f"{rate:.1f}{unit}", said=said)
-        if not self.bar.console.is_terminal and now - self.printed >= LINE_EVERY:
+        if not (self.bar.disable or self.bar.console.is_terminal) and now - self.printed >= LINE_EVERY:
             self.printed = now
             self.bar.console.print(self.bar.get_renderable())
 
@@ -125,24 +127,15 @@ class Progress(Protocol):
 
 
 @contextmanager
-def silent_progress(total: int, *, done: int = 0) -> Iterator[Callable[[Outcome], None]]:
-    """Show nothing."""
-    yield lambda episode: None
-
-
-@contextmanager
 def episode_progress(
     total: int, text: str = "episodes", *, done: int = 0, show: bool = True, transient: bool = False
 ) -> Iterator[Callable[[Outcome], None]]:
     """Yield what to call with each finished episode; it shows how many there are and how many succeeded in each mode.
 
     Args:
-        total: episodes expected. done: of them, before. show: False shows nothing. transient: see `_Bar`.
+        total: episodes expected. done: of them, before. show, transient: see `_Bar`.
     """
-    if not show:
-        yield lambda episode: None
-        return
-    outcomes, bar = defaultdict[str, list[bool]](list), _Bar(text, total, transient)
+    outcomes, bar = defaultdict[str, list[bool]](list), _Bar(text, total, show, transient)
     with bar.bar:
         bar.show(done, "/s", "")
 
@@ -157,6 +150,9 @@ def episode_progress(
         yield on_episode
 
 
+silent_progress: Progress = partial(episode_progress, show=False)
+
+
 @contextmanager
 def step_progress(text: str, total: int, show: bool, unit: str = " steps/s") -> Iterator[Callable[[int, str], None]]:
     """Yields `advance(step, said)`, which shows how many of `total` steps are taken, and what is said of the last.
@@ -164,10 +160,7 @@ def step_progress(text: str, total: int, show: bool, unit: str = " steps/s") -> 
     Args:
         unit: of the rate.
     """
-    if not show:
-        yield lambda step, said: None
-        return
-    bar = _Bar(text, total)
+    bar = _Bar(text, total, show)
     with bar.bar:
         yield lambda step, said: bar.show(step, unit, said)
 

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -140,17 +141,15 @@ def open_run(
     check: Callable[[RunFolder, Changed], None] | None = None,
     first: bool = False,
 ) -> Path:
-    """Create a run's folder and write what identifies it, or open an earlier run's to resume it.
+    """Create a run's folder and write what identifies it, or open an earlier run's to resume it; return it.
+
+    A ConfigError: the folder is in use (a run that never began is none), or there is nothing to resume in it.
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest run of the name.
-        resume: resume the run in `folder`, which must hold the same resolved recipe but for options that match `FREE`
-            or `free`, patterns of dotted names.
+        resume: the run in `folder`, of the same recipe but for options that match `FREE` or `free`, patterns of names.
         check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
         first: by default `root/<name>`, where other recipes look for what this one makes, unless it is in use.
-
-    Raises:
-        ConfigError: the folder is in use (a run that never began is none), or there is nothing to resume in it.
     """
     name = str(getattr(recipe, "name", "run"))
     if resume:
@@ -292,34 +291,24 @@ def command_line() -> str:
 
 def versions() -> dict[str, str | int | None]:
     """Return the packages' versions, Python's, the machine and this project's git commit."""
-    return {
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "git_commit": git_commit(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    found: dict[str, str | int | None] = {"python": platform.python_version()} | dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"platform": platform.platform(), "cpus": os.cpu_count(), "git_commit": git_commit()}
 
 
 def git_commit() -> str | None:
     """Return the commit of this checkout, with "+changes" where files differ from it; None outside git."""
-    is_ours = _git("ls-files", Path(__file__).name)  # Not of a repository that only surrounds us.
-    return _git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes") if is_ours else None
-
-
-def _git(*arguments: str) -> str | None:
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+    is_ours = ("ls-files", "--error-unmatch", here.name)  # Not of a repository that only surrounds us.
+    described = ("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes")
     try:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        for command in (is_ours, described):
+            said = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
+    return said.strip()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vla_rl.common.saved import Saved
 from vla_rl.common.tables import console_table, markdown_table
-from vla_rl.config import Config
+from vla_rl.config import Config, Number
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import MODE_COLORS, Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import Interval
@@ -33,9 +33,9 @@ class PerturbedRate(Config):
     axis: str
     level: int
     num_episodes: int
-    rate: float
+    rate: Number
     interval: Interval
-    difference: float = 0.0
+    difference: Number = 0.0
     bootstrap: Interval = Interval(0.0, 0.0)
     p_value: float = 1.0
 

@@ -29,10 +29,10 @@ _BLOCK = 4_000_000
 
 
 class Interval(NamedTuple):
-    """A confidence interval, ends included."""
+    """A confidence interval, ends included; NaN where there is none."""
 
-    low: float
-    high: float
+    low: Number
+    high: Number
 
     @property
     def excludes_zero(self) -> bool:

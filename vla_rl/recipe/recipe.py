@@ -128,11 +128,7 @@ class Recipe(Config):
         return env if self.eval.approximate else env.exact()
 
     def check_machine(self) -> None:
-        """Check that this machine has the recipe's device, and what its environments need, before any work.
-
-        Raises:
-            ConfigError: the device is none, or not here. RenderError: images cannot be rendered as is asked for.
-        """
+        """Look for the device and what the environments need; a ConfigError or RenderError says what is not here."""
         resolve_device(self.device)
         for env in filter(None, (self.env, self.real_env)):
             env.check_machine()
@@ -368,11 +364,7 @@ class Run[R: Recipe]:
 
 
 def check[R: Recipe](recipe: Recipe, command: Command[R]) -> R:
-    """Refuse what would fail later, perhaps after hours; return the recipe, of the kind that the command runs.
-
-    Raises:
-        ConfigError: it is of a kind that the command cannot run, or something that it names is not there.
-    """
+    """Return a recipe of the kind that the command runs; a ConfigError says what would fail later."""
     if not isinstance(recipe, command.kind):
         raise _other_kind(recipe, command)
     for look in command.looks:
@@ -422,11 +414,7 @@ def _check_sections(own: str, unknown: Sequence[str]) -> None:
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, merge, override and validate a recipe, by path or by the name of a shipped one.
-
-    Raises:
-        ConfigError: naming the field, the value and what is allowed.
-    """
+    """Read, merge, override and validate a recipe, by path or by the name of a shipped one, else a ConfigError."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: got the text {overrides!r}; give a list of such texts: [{overrides!r}]")
     return read_recipe(apply_overrides(read_yaml(find_recipe(name)), overrides))

@@ -201,11 +201,11 @@ def collect(
     """Run one episode for each spec and return them in this order; those with `lost=True` broke, without an outcome.
 
     Args:
-        temperature: 0 is greedy.
+        temperature: 0 is greedy. stopwatch: counts "simulation" and "inference".
         seed: of the policy's sampling: one, from which all episodes draw in turn, so that the result also depends on
             `env.num_envs`; or one for each spec, whose episode is the same whatever others run, but for rounding.
         groups: group number of each spec (GRPO); by default each episode is its own.
-        stopwatch: counts "simulation" and "inference". on_episode: called with each episode as it ends.
+        on_episode: called with each episode as it ends.
         keep_inputs: for learning: episodes carry what the policy prepared, as far as `MAX_INPUT_BYTES` goes.
     """
     steps: defaultdict[int, list[_Step]] = defaultdict(list)

@@ -78,13 +78,9 @@ class SamplingConfig(Config):
     )
 
     def build(self, tasks: Sequence[str], seed: int = 0, imagined: bool = False) -> TaskSampler:
-        """Make the sampler of these tasks.
+        """Make the sampler of these tasks; of `imagined` episodes keyframes are moments of recorded ones.
 
-        Args:
-            imagined: episodes are a world model's, whose keyframes are moments of recorded episodes, no simulator's.
-
-        Raises:
-            ConfigError, KeyframeError: keyframes are asked for, and missing, damaged or not of these tasks.
+        A ConfigError or KeyframeError: keyframes are asked for, and missing, damaged or not of these tasks.
         """
         samplers = {"vade": VadeSampler, "group_dro": GroupDroSampler, "uniform": TaskSampler}
         return samplers[self.kind](self, list(tasks), seed, self._mined(tasks, imagined) if self.keyframe_share else ())

@@ -35,17 +35,13 @@ def build_optimizers(
 
     The critic has its own learning rate, and is left out when that is None. Muon (Jordan et al. 2024) scales its steps
     to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025, arXiv 2502.16982). On CUDA AdamW is fused.
-
-    Raises:
-        ConfigError: adamw_8bit without torchao.
     """
-    critic = [p for n, p in parameters.items() if is_critic(n)]
     policy = {n: p for n, p in parameters.items() if not is_critic(n)}
-    hidden = [p for n, p in policy.items() if config.name == "muon" and _is_hidden_matrix(n, p)]
-    taken = {id(p) for p in hidden}
-    rest = [p for p in policy.values() if id(p) not in taken]
+    by_muon = {n for n, p in policy.items() if config.name == "muon" and _is_hidden_matrix(n, p)}
+    hidden, rest = [policy[n] for n in policy if n in by_muon], [policy[n] for n in policy if n not in by_muon]
     groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
     if critic_lr is not None:
+        critic = [p for n, p in parameters.items() if is_critic(n)]
         groups.append({"params": critic, "lr": critic_lr, "weight_decay": 0.0})
     optimizers: list[torch.optim.Optimizer] = [_muon(config, hidden)] if hidden else []
     if groups:

@@ -78,16 +78,14 @@ class TrainingRun:
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
         self.steps = run_steps(self.folder, self.config, recipe.log.console, self.world.is_main)
-        self._opened = ExitStack()
         plan = RolloutPlan(
             env=with_steps_after_success(recipe.env, 0),  # RL learns from none.
             **{name: getattr(recipe, name) for name in ("policy", "rollout", "seed", "device")},
             groups=self.config.groups,
             temperature=self.config.temperature,
         )
-        self.env = self._opened.enter_context(closing(plan.rollout.build_env(plan.env)))
-        self._real_env: VecEnv | None = None
-        try:
+        with ExitStack() as opened:
+            self.env = opened.enter_context(closing(plan.rollout.build_env(plan.env)))
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             needed = recipe.sft if recipe.needs_demonstrations else None
@@ -98,12 +96,10 @@ class TrainingRun:
             self.earlier = EarlierRollouts.of(self.config, self.world) if self.config.reuse else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
-            self.source = self._opened.enter_context(closing(plan.rollout.build(plan, self.env, self.world)))
+            self.source = opened.enter_context(closing(plan.rollout.build(plan, self.env, self.world)))
             self.steps.dashboard = self.source.dashboard
             self._resumed_at = self._restore() if resume else None
-        except BaseException:
-            self._opened.close()
-            raise
+            self._opened = opened.pop_all()
 
     def _build_learner(self) -> Learner | ContinueBC:
         control = self.config.control
@@ -141,12 +137,9 @@ class TrainingRun:
     # --- one iteration ----------------------------------------------------------------------
 
     def roll_out(self) -> list[Episode]:
-        """Collect groups of episodes from fresh train states; uninformative ones are replaced within the budget.
+        """Collect groups of episodes from fresh train states, of several processes this one's share.
 
-        With several processes: this one's share of the groups.
-
-        Raises:
-            NoSuccessError: the policy never succeeded in the first rollout, so there is nothing to learn from.
+        Uninformative ones are replaced within the budget. A NoSuccessError: the first rollout has no success at all.
         """
         self._is_looping, cfg = True, self.config
         ahead = min(self.source.staleness, cfg.iterations - self.iteration - 1) * cfg.groups
@@ -249,14 +242,12 @@ class TrainingRun:
                 self._save_policy(self.folder.best)
         self.stopwatch.report()
 
-    @property
+    @cached_property
     def real_env(self) -> VecEnv:
         """The environment of real episodes: the run's own, or beside a world model the recipe's `real_env`."""
         if self.recipe.acting_env is self.recipe.env:
             return self.env
-        if self._real_env is None:
-            self._real_env = self._opened.enter_context(closing(self.recipe.gate.build_env(self.recipe.acting_env)))
-        return self._real_env
+        return self._opened.enter_context(closing(self.recipe.gate.build_env(self.recipe.acting_env)))
 
     def check_gain(self, episodes: Sequence[Episode]) -> None:
         """The gate: is the gain real, and of these newest episodes, what is imagined? Where surely not, RL ends.

@@ -18,9 +18,7 @@ def train(
     """Run the recipe in its folder and return the folder of the resulting policy.
 
     Killed at any moment, `resume=True` continues from the last whole checkpoint; on a CPU with the same numbers.
-
-    Args:
-        on_iteration: called after each iteration; an error that it raises ends the run, which can be resumed.
+    `on_iteration` is called after each iteration; an error that it raises ends the run, which can be resumed.
 
     Raises:
         NoSuccessError: the policy never succeeds, so there is nothing to learn from.

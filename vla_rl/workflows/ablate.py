@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rich
-from pydantic import Field, field_validator
+from pydantic import Field
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.tables import console_table
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, ConfigError, Number
 from vla_rl.data.hub import check_datasets
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
@@ -53,16 +52,10 @@ class Gain(Config):
     of: str
     over: str
     mode: str
-    mean: float
-    per_seed: tuple[float, ...]
+    mean: Number
+    per_seed: tuple[Number, ...]
     interval: Interval
     p_values: tuple[float, ...]
-
-    @field_validator("interval", mode="before")
-    @classmethod
-    def _read_nan(cls, interval: Any) -> Any:
-        """JSON has null for NaN."""
-        return tuple(math.nan if end is None else end for end in interval)
 
 
 class Ablation(Config):
@@ -76,7 +69,7 @@ class Ablation(Config):
     recipe: str
     seeds: tuple[int, ...]
     num_episodes: int
-    rates: dict[str, dict[str, tuple[float, ...]]]
+    rates: dict[str, dict[str, tuple[Number, ...]]]
     gains: tuple[Gain, ...] = Field(description="Of RL over base and each control, and of each control over base.")
 
     def table(self) -> Table:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.tables import console_table
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, ConfigError, Number
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval
@@ -45,8 +45,8 @@ class SweepRow(Config):
     values: tuple[str, ...]
     run: str
     num_episodes: int
-    rates: dict[str, float]
-    gains: dict[str, tuple[float, float, float]]
+    rates: dict[str, Number]
+    gains: dict[str, tuple[Number, Number, Number]]
 
 
 class Sweep(Config):

@@ -187,10 +187,7 @@ def entered(group: ProcessGroup) -> Iterator[None]:
 
 
 def resolve_device(device: str) -> str:
-    """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU.
-
-    Raises as `check_device` does.
-    """
+    """Return where to compute: "auto" is "cuda" where torch finds one; each process has its own. See `check_device`."""
     if device == "auto":
         import torch
 
