@@ -116,16 +116,13 @@ class ActionChunk:
     def select(self, indices: Sequence[int] | np.ndarray) -> ActionChunk:
         """The chunks of the environments at `indices`, in that order."""
         rows = np.asarray(indices, dtype=np.int64)
-        parts = (self.tokens, self.path, self.log_prob, self.value, self.version)
-        return ActionChunk(self.actions[rows], *(None if part is None else part[rows] for part in parts))
+        return replace(self, **{name: part[rows] for name, part in vars(self).items() if part is not None})
 
     @staticmethod
     def concatenate(parts: Sequence[ActionChunk]) -> ActionChunk:
         """Return one chunk batch from several that carry the same fields, in order."""
-        optional = ("tokens", "path", "log_prob", "value", "version")
-        names = [name for name in optional if getattr(parts[0], name) is not None]
-        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        return ActionChunk(np.concatenate([part.actions for part in parts]), **joined)
+        names = [name for name, part in vars(parts[0]).items() if part is not None]
+        return ActionChunk(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True)

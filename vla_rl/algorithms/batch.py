@@ -192,7 +192,4 @@ def all_same(values: np.ndarray) -> bool:
 
 def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether the rewards in each episode's group differ, bool (E,)."""
-    result = np.zeros(len(rewards), bool)
-    for rows in rows_by_group(groups):
-        result[rows] = not all_same(rewards[rows])
-    return result
+    return np.array([not all_same(rewards[groups == group]) for group in groups], bool)

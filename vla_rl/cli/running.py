@@ -74,8 +74,7 @@ def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: 
     loaded = check(recipe, kind.command)
     if datasets := kind.datasets(loaded):
         loaded = pinned(loaded, say, *datasets)
-    check_changes = kind.check_changes and partial(kind.check_changes, loaded)
-    opened = partial(open_run, loaded, output, resume, free=kind.free, check=check_changes, first=True)
+    opened = partial(open_run, loaded, output, resume, free=kind.free, check=kind.check_changes, first=True)
     with joined(loaded) as world:
         folder = Path(world.broadcast_from_main(lambda: str(opened())))
         with resumable(kind.name, folder):

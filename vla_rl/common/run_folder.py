@@ -138,7 +138,7 @@ def open_run(
     resume: bool,
     root: Path = Path("runs"),
     free: Sequence[str] = (),
-    check: Callable[[RunFolder, Changed], None] | None = None,
+    check: Callable[[Any, RunFolder, Changed], None] | None = None,
     first: bool = False,
 ) -> Path:
     """Create a run's folder and write what identifies it, or open an earlier run's to resume it; return it.
@@ -148,7 +148,7 @@ def open_run(
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest run of the name.
         resume: the run in `folder`, of the same recipe but for options that match `FREE` or `free`, patterns of names.
-        check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
+        check: called with recipe, run and what differs, before that is recorded; a ConfigError where it may not.
         first: by default `root/<name>`, where other recipes look for what this one makes, unless it is in use.
     """
     name = str(getattr(recipe, "name", "run"))
@@ -184,7 +184,7 @@ def _in_use(folder: Path) -> ConfigError:
 
 
 def _reopen(
-    recipe: Config, folder: Path, free: Sequence[str], check: Callable[[RunFolder, Changed], None] | None
+    recipe: Config, folder: Path, free: Sequence[str], check: Callable[[Any, RunFolder, Changed], None] | None
 ) -> Path:
     run = RunFolder(folder)
     if not run.exists:
@@ -201,7 +201,7 @@ def _reopen(
         else:
             check_changes(run, recipe, changed, free)
             if check is not None:
-                check(run, changed)
+                check(recipe, run, changed)
             record_changes(run, recipe, changed)
     return folder
 

@@ -352,7 +352,7 @@ class Run[R: Recipe]:
         start: runs it in its folder, resumed or not, saying what it does, and returns lines to print at its end.
         datasets: `SECTION.FIELD`s of datasets that it reads; those of the Hub are taken by their commit.
         free: patterns of options that may change where it is resumed, such as its length.
-        check_changes: the `check` of `open_run`, given the recipe first.
+        check_changes: the `check` of `open_run`.
     """
 
     name: str

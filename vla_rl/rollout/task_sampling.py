@@ -161,9 +161,7 @@ class TaskSampler:
         """Return the spec with the next perturbation: all axes in a new random order each time all have come."""
         if spec.perturbation is not None:
             return spec
-        lap, place = divmod(self._num_perturbed, len(axes))
-        order = np.random.default_rng([self.seed, _PERTURBATIONS, lap]).permutation(len(axes))
-        return self._along(spec, axes[order[place]])
+        return self._along(spec, axes[self._shuffled(self._num_perturbed, len(axes), _PERTURBATIONS)])
 
     def _along(self, spec: EpisodeSpec, axis: str) -> EpisodeSpec:
         """Return the spec perturbed along this axis, at a level drawn."""
@@ -174,33 +172,28 @@ class TaskSampler:
         return replace(spec, perturbation=CLEAN if axis == CLEAN else f"{axis}-{level}")
 
     def _next_keyframe(self) -> EpisodeSpec:
-        lap, place = divmod(self._num_keyframes, len(self.keyframes))
+        place = self._shuffled(self._num_keyframes, len(self.keyframes), _KEYFRAMES)
         self._num_keyframes += 1
-        order = np.random.default_rng([self.seed, _KEYFRAMES, lap]).permutation(len(self.keyframes))
-        return self.keyframes[order[place]]
+        return self.keyframes[place]
 
     def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
-        return [self._spec_of_task(self._next_task()) for _ in range(num_groups)]
-
-    def _next_task(self) -> str:
-        """Return tasks in a new random order each time all have come."""
-        lap, place = divmod(self._num_drawn, len(self.tasks))
-        return self.tasks[np.random.default_rng([self.seed, _TASKS, lap]).permutation(len(self.tasks))[place]]
+        numbers = range(self._num_drawn, self._num_drawn + num_groups)
+        tasks = [self.tasks[self._shuffled(number, len(self.tasks), _TASKS)] for number in numbers]
+        return [self._spec_of_task(task) for task in tasks]
 
     def _spec_of_task(self, task: str) -> EpisodeSpec:
         """Return the task's next initial state."""
-        number = self._num_of_task[task]
+        number, num_states = self._num_of_task[task], self.config.train_states
         self._num_of_task[task] += 1
         self._num_drawn += 1
-        if self.config.train_states is not None:
-            number = self._revisited(task, number, self.config.train_states)
+        if num_states is not None:
+            number = self._shuffled(number, num_states, _STATES, self.tasks.index(task))
         return EpisodeSpec(task, "train", self.config.first_state + number)
 
-    def _revisited(self, task: str, number: int, num_states: int) -> int:
-        """Return which of the task's states comes next: all of them in a new random order, again and again."""
-        lap, place = divmod(number, num_states)
-        generator = np.random.default_rng([self.seed, _STATES, self.tasks.index(task), lap])
-        return int(generator.permutation(num_states)[place])
+    def _shuffled(self, number: int, size: int, *stream: int) -> int:
+        """Return which of `size` things is drawn after `number`: in a new random order each time all have come."""
+        lap, place = divmod(number, size)
+        return int(np.random.default_rng([self.seed, *stream, lap]).permutation(size)[place])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs, JSON-able."""
