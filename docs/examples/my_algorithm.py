@@ -1,7 +1,7 @@
 """An algorithm of your own: one file, named in a recipe as `algo: {kind: "my_algorithm:SelfImitationConfig"}`.
 
 The learner keeps minibatches, processes, bad steps and checkpoints. An algorithm says two things: which decisions of a
-rollout count with what advantage (`make_batch`), and what is minimized (`loss`, by default the clipped surrogate).
+rollout count with what advantage (`make_batch`), and what is minimized (`loss`; `SurrogateConfig` has the clipped one).
 """
 
 import numpy as np
@@ -40,4 +40,4 @@ class SelfImitationConfig(AlgoConfig):
         advantage = tensor(batch.advantage[rows], out.log_prob)  # (B, H)
         loss = -(weights * advantage * out.log_prob.mean(-1)).sum()
         entropy = entropy_mean(out.entropy, weights)
-        return loss - self.entropy_coef * entropy, {"loss/policy": loss, "entropy": entropy, "weight": weights.sum()}
+        return loss, {"loss/policy": loss, "entropy": entropy, "weight": weights.sum()}

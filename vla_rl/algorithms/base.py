@@ -19,7 +19,7 @@ from vla_rl.algorithms.batch import (
     log_prob_gap,
     shuffle_advantages,
 )
-from vla_rl.algorithms.options import AlgoOptions, LearnerOptions
+from vla_rl.algorithms.options import AlgoOptions, LearnerOptions, SurrogateOptions
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.types import Episode
@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 
 
 class AlgoConfig(AlgoOptions):
-    """Base of every algorithm, whose loss is the clipped surrogate unless it says otherwise."""
+    """Base of every algorithm."""
+
+    def build(self, policy: Policy, seed: int = 0, **options: Unpack[LearnerOptions]) -> Learner:
+        """Make the learner of `policy`; `seed` is that of minibatch order and of the shuffled control."""
+        from vla_rl.algorithms.learner import Learner
+
+        return Learner(self, policy, seed, **options)
+
+
+class SurrogateConfig(SurrogateOptions, AlgoConfig):
+    """Base of algorithms whose loss is the clipped surrogate."""
 
     def loss(
         self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput, *, num_rows: int, only_critic: bool
@@ -40,12 +50,6 @@ class AlgoConfig(AlgoOptions):
         from vla_rl.algorithms.losses import surrogate_loss
 
         return surrogate_loss(self, batch, rows, weight, out)
-
-    def build(self, policy: Policy, seed: int = 0, **options: Unpack[LearnerOptions]) -> Learner:
-        """Make the learner of `policy`; `seed` is that of minibatch order and of the shuffled control."""
-        from vla_rl.algorithms.learner import Learner
-
-        return Learner(self, policy, seed, **options)
 
 
 def episode_batch(
@@ -74,7 +78,7 @@ def episode_batch(
     return batch
 
 
-class GroupConfig(AlgoConfig):
+class GroupConfig(SurrogateConfig):
     """Options of algorithms that compare episodes of one group; a subclass gives `trajectory_advantages`."""
 
     compares_episodes: ClassVar[bool] = True

@@ -40,9 +40,6 @@ NO_ANCHOR = (
     "algo.bc_coef is above 0, but no demonstrations are given to anchor to: name a dataset in sft.datasets, or set "
     "algo.bc_coef=0"
 )
-ONE_LIKELIHOOD = (
-    "algo.ratio_level: got {!r}, but a chunk of this policy has one likelihood, that of all its tokens; set it to chunk"
-)
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 
 # Streams of the random generator, so that minibatch order and control never share numbers.
@@ -75,8 +72,7 @@ class Learner:
             raise ValueError(f"temperature: got {self.temperature}, must be above 0: RL learns from sampled actions")
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
-        if policy.has_one_likelihood and config.ratio_level != "chunk":
-            raise ValueError(ONE_LIKELIHOOD.format(config.ratio_level))
+        config.check_policy(policy)
         self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.
         self._bad_steps = BadSteps(config.optim.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -86,7 +82,9 @@ class Learner:
             raise ValueError(NO_CRITIC.format(config.kind))
         self.optimizers = build_optimizers(config.optim, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if config.kl_coef > 0 else None
+        self._reference = (
+            {n: p.detach().clone() for n, p in self._parameters.items()} if config.uses_reference else None
+        )
         self._last_good = KeptWeights([self.world.local(p.detach()) for p in self._parameters.values()])
 
     @property
@@ -328,7 +326,7 @@ class Learner:
     @contextmanager
     def _swapped_with_reference(self) -> Iterator[None]:
         """Give the policy the reference's weights inside the block. With LoRA these are the adapters alone."""
-        assert self._reference is not None, "there is one when kl_coef > 0"
+        assert self._reference is not None, "there is one when the config uses_reference"
         swap_weights(self._parameters, self._reference)
         try:
             yield
@@ -374,7 +372,7 @@ class Learner:
             missing = [n for n in self._reference if f"reference.{n}" not in tensors]
             if missing:
                 raise ValueError(
-                    f"algo.kl_coef={self.config.kl_coef}: the checkpoint holds no reference weights for {missing[:3]}; "
+                    f"algo.kl_coef: above 0, but the checkpoint holds no reference weights for {missing[:3]}; "
                     "resume with the algo.kl_coef that the run began with."
                 )
             self._reference = {n: like(tensors[f"reference.{n}"].to(t.device), t) for n, t in self._reference.items()}

@@ -18,7 +18,7 @@ import torch
 from vla_rl.algorithms.batch import MAX_LOG_RATIO, Batch
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.options import AlgoOptions
+    from vla_rl.algorithms.options import AlgoOptions, SurrogateOptions
     from vla_rl.interfaces import PolicyOutput
 
 Metrics = dict[str, torch.Tensor]
@@ -41,12 +41,12 @@ def minibatch_weights(
     """Return the weight of each action in the loss, float64 (B, H) for each minibatch of an epoch; 0 where not valid.
 
     token_mean: every valid unit of a minibatch counts the same, and its weights sum to 1. trajectory_mean: every
-    trajectory of the batch does, and within it every valid unit; a minibatch's weights sum to 1 on average. With
-    `ratio_level="chunk"` a chunk cut short by success counts as much as a whole one. Of the whole batch: `valid`, bool
+    trajectory of the batch does, and within it every valid unit; a minibatch's weights sum to 1 on average. Where
+    the config `counts_chunks`, a chunk cut short by success counts as much as a whole one. Of the whole batch: `valid`, bool
     (N, H), and each decision's `trajectory`, int (N,), of which `parts` has every one once, int (B,) each.
     """
     weight = valid.astype(np.float64)
-    if config.ratio_level == "chunk":
+    if config.counts_chunks:
         weight /= np.maximum(valid.sum(1, keepdims=True), 1)
     if config.loss_reduction == "token_mean":
         return [weight[rows] / (weight[rows].sum() or 1.0) for rows in parts]
@@ -62,7 +62,7 @@ def _by_trajectory(weight: np.ndarray, trajectory: np.ndarray, parts: Sequence[n
 
 
 def surrogate_loss(
-    config: AlgoOptions, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
+    config: SurrogateOptions, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
     """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoOptions.loss`."""
     if config.entropy_coef > 0 and out.log_prob.requires_grad and not out.entropy.requires_grad:
@@ -126,7 +126,7 @@ def clipped_surrogate(
 
 
 def policy_loss(
-    config: AlgoOptions,
+    config: SurrogateOptions,
     log_prob: torch.Tensor,
     old: torch.Tensor,
     advantage: torch.Tensor,
@@ -165,7 +165,7 @@ def policy_loss(
     return (unit_weight * per_unit).sum(), metrics
 
 
-def _of_units(difference: torch.Tensor, config: AlgoOptions) -> torch.Tensor:
+def _of_units(difference: torch.Tensor, config: SurrogateOptions) -> torch.Tensor:
     """Sum differences of log-probabilities (B, H, A) over what one ratio covers."""
     if config.ratio_level == "token":
         return difference

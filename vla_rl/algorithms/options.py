@@ -1,4 +1,4 @@
-"""Options and hooks that every RL algorithm has. Imports no torch.
+"""Options and hooks that every RL algorithm has, and those of the clipped surrogate. Imports no torch.
 
 Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its learning rate is
 for a 7B policy trained whole. A recipe for a small policy sets a larger one.
@@ -15,7 +15,7 @@ from vla_rl.algorithms.batch import Batch, Evaluate
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config
-from vla_rl.interfaces import PolicyOutput
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.training.config import OptimConfig, OptimizedConfig
 from vla_rl.types import Episode
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
 LossReduction = Literal["token_mean", "trajectory_mean"]
+ONE_LIKELIHOOD = (
+    "algo.ratio_level: got {!r}, but a chunk of this policy has one likelihood, that of all its tokens; set it to chunk"
+)
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -57,7 +60,7 @@ class ClipConfig(Config):
 
 
 class AlgoOptions(OptimizedConfig):
-    """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks.
+    """What every algorithm shares: options of optimizer, batching and demonstrations; the learner's hooks.
 
     Attributes:
         compares_episodes: an advantage comes from the other episodes of a group, which so needs two at least.
@@ -85,19 +88,11 @@ class AlgoOptions(OptimizedConfig):
     micro_batch_size: PositiveInt = Field(
         default=32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
     )
-    # Surrogate.
-    clip: ClipConfig = ClipConfig()
-    ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
     loss_reduction: LossReduction = Field(
         default="token_mean",
         description="token_mean: every token of a minibatch counts the same; trajectory_mean: every trajectory of the "
         "rollout does.",
     )
-    # Regularizers.
-    kl_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
-    )
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     bc_coef: float = Field(
         default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
     )
@@ -114,8 +109,21 @@ class AlgoOptions(OptimizedConfig):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether decisions with advantage 0 have no gradient, and need no pass: no KL, entropy or critic term has."""
-        return not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
+        """Whether decisions with advantage 0 have no gradient, and need no pass: no other term of the loss has."""
+        return not self.uses_critic
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the loss asks the log-probabilities of the policy at the start of the run."""
+        return False
+
+    @property
+    def counts_chunks(self) -> bool:
+        """Whether a chunk cut short by success counts as much in the loss as a whole one."""
+        return False
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy that the algorithm cannot train, by a ValueError."""
 
     def lr_share(self, iteration: int) -> float:
         """Return the share of the learning rates left in an iteration, counted from 0."""
@@ -160,3 +168,32 @@ class AlgoOptions(OptimizedConfig):
         weighted by `weight`, and divided by the one named "weight".
         """
         raise NotImplementedError
+
+
+class SurrogateOptions(AlgoOptions):
+    """Options of the clipped surrogate and its regularizers."""
+
+    clip: ClipConfig = ClipConfig()
+    ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """See `AlgoOptions`: the KL and the entropy bonus are of every decision."""
+        return super().skips_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0)
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.kl_coef > 0
+
+    @property
+    def counts_chunks(self) -> bool:
+        return self.ratio_level == "chunk"
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse ratios of single tokens where a chunk has one likelihood."""
+        if policy.has_one_likelihood and self.ratio_level != "chunk":
+            raise ValueError(ONE_LIKELIHOOD.format(self.ratio_level))

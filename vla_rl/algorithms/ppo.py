@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.base import SurrogateConfig
 from vla_rl.algorithms.batch import (
     Batch,
     Evaluate,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AdvantageLevel = Literal["action", "chunk"]
 
 
-class PPOConfig(AlgoConfig):
+class PPOConfig(SurrogateConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
 
     kind: Literal["ppo"] = "ppo"

@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from vla_rl.algorithms.base import AlgoConfig, episode_batch
+from vla_rl.algorithms.base import SurrogateConfig, episode_batch
 from vla_rl.algorithms.batch import Batch, Evaluate, shuffle_advantages, valid_actions
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.types import Episode
 
 
-class ReinforcePPConfig(AlgoConfig):
+class ReinforcePPConfig(SurrogateConfig):
     """REINFORCE++ (Hu 2025, arXiv 2501.03262): REINFORCE with PPO's clipping and global advantage normalization.
 
     The paper's KL penalty is part of the reward; here it is `kl_coef`'s term of the loss, as in every algorithm.

@@ -11,7 +11,7 @@ from rich.console import Console
 from run_here import run_jobs_here
 from tiny_run import make_recipe, save_policy
 
-from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.base import SurrogateConfig
 from vla_rl.cli.options import PROGRAM
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.evaluation.compare import compare
@@ -77,7 +77,7 @@ def test_a_kind_alone_chooses_the_section_and_a_sweep_over_kinds_compares_like_w
     chosen = combinations(["algo=grpo,rloo,ppo"])
     algos = [load_recipe("tabletop_grpo", ["policy.value_head=true", *values]).algo for values in chosen]
     assert [algo.kind for algo in algos] == ["grpo", "rloo", "ppo"]
-    assert len({algo.model_dump_json(include=set(AlgoConfig.model_fields) - {"kind"}) for algo in algos}) == 1
+    assert len({algo.model_dump_json(include=set(SurrogateConfig.model_fields) - {"kind"}) for algo in algos}) == 1
     with pytest.raises(ConfigError, match=r"algo\.kind: got 'rlo'.*Did you mean 'rloo'"):
         load_recipe("tabletop_grpo", ["algo=rlo"])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from vla_rl.algorithms.base import AlgoConfig, episode_batch
 from vla_rl.algorithms.batch import Batch, Evaluate, gather_observations, shuffle_advantages
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 class DistillConfig(AlgoConfig):
-    """On-policy distillation (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543), by the reverse KL of each token.
-
-    A probability ratio has no part: `clip` and `ratio_level` change nothing.
-    """
+    """On-policy distillation (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543), by the reverse KL of each token."""
 
     takes_stale_chunks: ClassVar[bool] = False
 
@@ -40,16 +37,6 @@ class DistillConfig(AlgoConfig):
         description="The teacher: a policy's folder, or pretrained:NAME. Its tokens mean the same actions as the "
         "student's; its sizes may differ."
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> DistillConfig:
-        for name in ("kl_coef", "entropy_coef"):
-            if getattr(self, name) > 0:
-                raise ConfigError(
-                    f"algo.{name}: got {getattr(self, name):g}, allowed with algo.kind=distill: 0, as the KL to the "
-                    "teacher is its whole loss"
-                )
-        return self
 
     @property
     def skips_zero_advantage(self) -> bool:

@@ -332,7 +332,7 @@ class DRLearner(Learner):
         whole = self._whole_pool
         if whole is None:
             return super()._step(batch, pool, rows, weight, extra_loss)
-        rows, weight = whole.of_decisions(rows, weight, per_chunk=self.config.ratio_level == "chunk")
+        rows, weight = whole.of_decisions(rows, weight, per_chunk=self.config.counts_chunks)
         return super()._step(whole.batch, whole.pool, rows, weight, extra_loss)
 
     # --- checkpoints -------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class WholePool:
 def surrogate_with_candidates(
     config: DRGRPOConfig, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return `surrogate_loss` of executed chunks plus only the policy loss of rows added; see `AlgoConfig.loss`."""
+    """Return `surrogate_loss` of executed chunks plus only the policy loss of rows added; see `AlgoOptions.loss`."""
     assert isinstance(batch, DRBatch), "a batch from prepare()"
     added = np.flatnonzero(batch.is_added[rows])
     if not len(added):

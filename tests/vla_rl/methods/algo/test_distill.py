@@ -84,7 +84,7 @@ def test_the_teacher_is_asked_of_the_chunks_drawn_at_the_temperature_drawn(monke
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match=r"algo\.kl_coef: got 0\.1"):
+    with pytest.raises(ConfigError, match=r"algo\.kl_coef: unknown key"):
         config(kl_coef=0.1)
     student, teacher = ToyPolicy(), ToyPolicy()
     teacher.chunk_size = 4
