@@ -44,13 +44,13 @@ TABLE = {
     "vla_rl/evaluation/statistics.py": "statistics",
     "vla_rl/evaluation/compare.py": "compare",
     "vla_rl/evaluation/sequential_compare.py": "sequential",
-    "vla_rl/evaluation/threshold.py": "calibration learned_reward",
+    "vla_rl/evaluation/probability.py": "calibration learned_reward",
     "vla_rl/config.py": "config",
     "vla_rl/common/run_folder.py": "run",
     "vla_rl/training/checkpoint.py": "checkpoint",
     "vla_rl/data/dataset.py": "data",
     "vla_rl/policies/normalization.py": "normalization",
-    "vla_rl/policies/openvla/action_tokens.py": "action_tokens",
+    "vla_rl/policies/openvla/tokenizer.py": "action_tokens",
     "vla_rl/algorithms/offpolicy/replay.py": "replay",
     "world_model/trust/measures/metrics.py": "trust_figures",
     "world_model/trust/measures/outcomes.py": "trust_figures",
@@ -76,7 +76,7 @@ TABLE = {
     "sim/vector/pool.py": "vector",
     "vla_rl/workflows/plan/costs.py": "plan",
     "world_model/fit/fit.py": "fit",
-    "world_model/fit/guard.py": "guard",
+    "world_model/fit/replay.py": "guard",
 }
 
 

@@ -38,9 +38,8 @@ from sim.vector.runner import InlineVecEnv
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.evaluation.probability import platt
+from vla_rl.evaluation.probability import choose_threshold, platt
 from vla_rl.evaluation.statistics import SEEDS_ALIKE, summarize_seeds
-from vla_rl.evaluation.threshold import choose_threshold
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy

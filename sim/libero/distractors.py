@@ -19,7 +19,7 @@ import numpy as np
 
 from sim.libero.clearance import Shape, Surroundings
 from sim.libero.scene import PHYSICS, InitialState, Scene, check_arrays, numpy_seed
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 
 NUMBER = (0, 2, 4, 7)  # by level of `sim.perturb`
 KINDS = 10  # that a task's scene holds, of those that may stand in it

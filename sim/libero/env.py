@@ -36,7 +36,7 @@ from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from sim.vector.body import Collisions
 from sim.vector.processes import simulated_body
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.rollout.body import Body

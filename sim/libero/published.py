@@ -22,7 +22,7 @@ from pydantic import Field
 
 from sim.libero.library import ASSET_FOLDERS, bddl_path, load_init_states, package_root, suite_tasks
 from sim.libero.suites import NUM_OFFICIAL_STATES
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.config import Config, ConfigError
 
 # What LIBERO-Plus hangs on a task's name. A number in `view`: degrees around the table, degrees up, percent of the

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sim.base import FixedCamera
-from vla_rl.common.task_names import short_names
+from vla_rl.common.tables import short_names
 
 # suite -> control steps before truncation, the wait not counted (OpenVLA, experiments/robot/libero).
 HORIZONS: dict[str, int] = {

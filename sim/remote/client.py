@@ -20,9 +20,8 @@ import numpy as np
 
 from sim.remote.config import RemoteOptions
 from sim.remote.host import PROTOCOL, ProtocolError, proof, recv_message, send_message
-from sim.vector.commands import Command
+from sim.vector.commands import Command, SharedArrays
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, Worker
-from sim.vector.shared_arrays import SharedArrays
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec
 

@@ -10,9 +10,8 @@ import numpy as np
 from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
 from sim.remote.config import RemoteOptions
 from sim.single_env import ChunkResult, SingleObservation
-from sim.vector.commands import Command
+from sim.vector.commands import Command, SharedArrays
 from sim.vector.pool import PoolVecEnv, assign, observation_layout, shut_down, start_all
-from sim.vector.shared_arrays import SharedArrays
 from vla_rl.types import EnvSpec, Keyframe
 
 _known_specs: dict[str, EnvSpec] = {}  # what hosts of this process have said, by their options

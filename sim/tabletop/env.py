@@ -20,11 +20,10 @@ from sim.perturb import Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
-from sim.tabletop.appearance import Look, draw_look
+from sim.tabletop.appearance import Look, draw_look, render
 from sim.tabletop.distractors import draw_distractors
 from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, ExpertConfig, reaches
 from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, VIEW, check_tasks, scene_of
-from sim.tabletop.render import render
 from sim.tabletop.tasks import (
     HOME,
     REST_SPEED,

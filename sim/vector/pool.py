@@ -22,9 +22,8 @@ from multiprocessing import connection as mp_connection
 from typing import Any, Protocol, cast
 
 from sim.single_env import ChunkResult, SingleObservation
-from sim.vector.commands import CALLER_ERRORS, Command
+from sim.vector.commands import CALLER_ERRORS, Command, Layout, SharedArrays
 from sim.vector.runner import BaseVecEnv
-from sim.vector.shared_arrays import Layout, SharedArrays
 from vla_rl.types import EnvSpec
 
 log = logging.getLogger(__name__)

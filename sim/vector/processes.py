@@ -18,9 +18,8 @@ from typing import Any, cast
 import numpy as np
 
 from sim.vector.body import EmbodiedEnv, SimulatedBody
-from sim.vector.commands import Command, SimOptions
+from sim.vector.commands import Command, SharedArrays, SimOptions
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, assign, observation_layout, start_all
-from sim.vector.shared_arrays import SharedArrays
 from vla_rl.rollout.body import Body
 from vla_rl.rollout.env_checks import check_num_envs
 from vla_rl.types import EpisodeSpec, Keyframe

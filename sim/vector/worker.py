@@ -24,8 +24,7 @@ import numpy as np
 from sim.rendering.devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
 from sim.vector.body import EmbodiedEnv, SimulatedBody
-from sim.vector.commands import CALLER_ERRORS, Command, SimOptions, run_command
-from sim.vector.shared_arrays import Layout, SharedArrays
+from sim.vector.commands import CALLER_ERRORS, Command, Layout, SharedArrays, SimOptions, run_command
 
 
 def main(fd: int, parent: int) -> None:

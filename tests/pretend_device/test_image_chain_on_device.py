@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from pretend_device import counting, pretending
-from vla_rl.policies.openvla.image_chain import apply_chain
+from vla_rl.policies.openvla.inputs import apply_chain
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN
 
 

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, with_inputs
+from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, shard, with_inputs
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.options import AlgoOptions, Control
-from vla_rl.algorithms.sharding import shard
 from vla_rl.algorithms.stale import decouple, has_stale
 from vla_rl.common.distributed.fsdp import like, swap_weights
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup, reduce_metrics

@@ -42,8 +42,8 @@ def minibatch_weights(
 
     token_mean: every valid unit of a minibatch counts the same, and its weights sum to 1. trajectory_mean: every
     trajectory of the batch does, and within it every valid unit; a minibatch's weights sum to 1 on average. Where
-    the config `counts_chunks`, a chunk cut short by success counts as much as a whole one. Of the whole batch: `valid`, bool
-    (N, H), and each decision's `trajectory`, int (N,), of which `parts` has every one once, int (B,) each.
+    the config `counts_chunks`, a chunk cut short by success counts as much as a whole one. Of the whole batch: `valid`,
+    bool (N, H), and each decision's `trajectory`, int (N,), of which `parts` has every one once, int (B,) each.
     """
     weight = valid.astype(np.float64)
     if config.counts_chunks:

@@ -11,8 +11,14 @@ import typer
 
 from real_robot.calibration.collect import LiveArm, PoseReader, collect_bags, collect_live, pose_reader
 from real_robot.calibration.intrinsics import BoardConfig
-from real_robot.calibration.run import camera_file, hand_eye_file, print_board, workspace_text
-from real_robot.calibration.workspace import collect_corners, workspace_of
+from real_robot.calibration.run import (
+    camera_file,
+    collect_corners,
+    hand_eye_file,
+    print_board,
+    workspace_of,
+    workspace_text,
+)
 from real_robot.contract.load import load_contract
 from vla_rl.cli.options import say
 from vla_rl.common.atomic import write_text_atomic

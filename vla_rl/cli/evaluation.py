@@ -15,7 +15,7 @@ from vla_rl.cli.running import joined, load, load_run, resumable
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder, open_run
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 from vla_rl.config import apply_overrides, read_yaml, validate
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.foreign import compare_any, is_foreign, read_evaluation

@@ -9,7 +9,7 @@ import typer
 
 from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, say
 from vla_rl.cli.running import load, run
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 from vla_rl.recipe.checks import FAILURE
 from vla_rl.workflows.failure_detection import evaluate_failure
 

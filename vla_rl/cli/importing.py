@@ -13,11 +13,10 @@ from real_robot.operator.recording_folder import finish
 from vla_rl.cli.options import check_writable, say
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
-from vla_rl.data.hdf5 import is_hdf5, layout_of
+from vla_rl.data.hdf5 import import_libero, is_hdf5, layout_of
 from vla_rl.data.hub import is_dataset
 from vla_rl.data.lab_hdf5 import RobomimicOptions, import_aloha, import_robomimic
 from vla_rl.data.lerobot_io import RECORDING_SETTINGS, staging_folder
-from vla_rl.data.libero_hdf5 import import_libero
 from vla_rl.data.plain_folder import import_folder
 from vla_rl.data.rlds import RldsOptions, import_rlds, versions
 from vla_rl.data.source import LeRobotSource

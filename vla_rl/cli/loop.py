@@ -23,7 +23,7 @@ from vla_rl.cli.running import cluster_of, load, run
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 from vla_rl.recipe.recipe import TRAIN
 from vla_rl.workflows.ablate import ablate
 from vla_rl.workflows.demo import demo as run_demo

@@ -11,7 +11,7 @@ from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, say
 from vla_rl.cli.running import load, run
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 from vla_rl.recipe.checks import REWARD
 from vla_rl.workflows import reward
 from vla_rl.workflows.reward import RUN

@@ -14,8 +14,7 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.data.keyframes import KeyframeSet
 from vla_rl.recipe.checks import FIT
 from vla_rl.workflows.imagination.fit_world_model import RUN
-from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes, show_styles
-from vla_rl.workflows.imagination.policy_ranking import rank_policies
+from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes, rank_policies, show_styles
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 

@@ -1,13 +1,17 @@
-"""Names on the Hugging Face Hub, `ORGANIZATION/NAME[@REVISION]`, and its library's errors as one for people."""
+"""Names and checkpoints on the Hugging Face Hub, `ORGANIZATION/NAME[@REVISION]`; its library's errors for people."""
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 from huggingface_hub import constants
 
 from vla_rl.common.errors import ConfigError
@@ -71,3 +75,68 @@ def explained(name: HubName, field: str, kind: str, error_class: type[ValueError
             f"{field} '{name}': no such folder, and the hub did not give a {kind} of this name: {error}. Check "
             "the name and the connection, or download it elsewhere and give its folder."
         ) from error
+
+
+_UNREAD = ["*.bin", "*.msgpack", "*.h5"]  # Copies of the weights in formats that are not read.
+_MOST_BYTES = 20 * 1024**2  # Of a file that describes: larger ones are vocabularies or weights.
+_DESCRIBING = (".json", ".py")
+_VOCABULARIES = ("tokenizer.json", "vocab.json")
+
+
+def download(name: HubName) -> Path:
+    """The snapshot of a model, downloaded unless it is in the cache already.
+
+    Raises:
+        ConfigError: no such model or revision, or the Hub cannot be reached.
+    """
+    with explained(name, "policy path", "model"):
+        return Path(huggingface_hub.snapshot_download(name.repo, revision=name.revision, ignore_patterns=_UNREAD))
+
+
+@contextmanager
+def described(name: HubName) -> Iterator[tuple[Path, HubName]]:
+    """A folder that says what a model is, for the block, and the model's name with its commit.
+
+    The small files are downloaded. Of weights in safetensors, the headers are read, and files of the right names and
+    sizes stand for them, whose values are a hole in the file; parts in other formats are empty files.
+
+    Raises:
+        ConfigError: no such model or revision, or the Hub cannot be reached.
+    """
+    from huggingface_hub.errors import NotASafetensorsRepoError
+
+    api = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory(prefix=name.repo.replace("/", "--")) as temporary:
+        folder = Path(temporary)
+        with explained(name, "policy path", "model"):
+            info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
+            assert info.sha is not None, "the Hub gives a model's commit"
+            for file in info.siblings or ():
+                target = folder / file.rfilename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                describes = target.suffix in _DESCRIBING and target.name not in _VOCABULARIES
+                if describes and (file.size or 0) <= _MOST_BYTES:
+                    target.write_bytes(
+                        Path(api.hf_hub_download(name.repo, file.rfilename, revision=info.sha)).read_bytes()
+                    )
+                elif target.suffix != ".safetensors":
+                    target.touch()
+            try:
+                weights = api.get_safetensors_metadata(name.repo, revision=info.sha).files_metadata
+            except NotASafetensorsRepoError:
+                weights = {}
+        for file_name, metadata in weights.items():
+            _write_stand_in(folder / file_name, metadata)
+        yield folder, HubName(name.repo, info.sha)
+
+
+def _write_stand_in(file: Path, metadata: Any) -> None:
+    """A safetensors file of that header, whose values are a hole: it takes no room on the disk."""
+    header: dict[str, Any] = {
+        name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": list(tensor.data_offsets)}
+        for name, tensor in metadata.tensors.items()
+    }
+    text = json.dumps({"__metadata__": metadata.metadata or {}, **header}).encode()
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + max((entry["data_offsets"][1] for entry in header.values()), default=0))

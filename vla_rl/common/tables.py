@@ -1,11 +1,16 @@
-"""Tables for the console, 80 columns wide where the texts are short, and for a page of Markdown."""
+"""Tables and names of tasks for people: for the console, 80 columns wide where texts are short, or Markdown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def console_table(title: str, head: Sequence[str], words: Sequence[str], caption: str = "") -> Table:
@@ -23,3 +28,67 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str
     lines = [head, ["---"] * len(head), *rows]
     escaped = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
+
+
+LONGEST = 32  # characters; filling words go from names beyond it
+_ALWAYS_DROPPED = ("and place it", "and put it", "pick up", "the")
+_FILLING = ("put", "both", "of", "and", "it")
+
+
+def libero_instruction(task: str) -> str:
+    """The instruction of one of LIBERO's tasks, as its benchmark and OpenVLA word it: the name without scene and
+    underscores. The tasks' BDDL files, and so the published demonstrations, say it otherwise in several suites."""
+    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
+
+
+def short_names(tasks: Sequence[str]) -> list[str]:
+    """A short name for each task: without what all begin and end with, and without words that only fill.
+
+    Words are parted by underscores or spaces. Names are as distinct as the tasks: one that would be another's stays
+    long. Where every task's name is short as it is, it is the name.
+    """
+    if all(len(task) <= LONGEST for task in tasks):
+        return list(tasks)
+    words = [task.replace("_", " ").split() for task in tasks]
+    if len(tasks) > 1:
+        start, end = _num_shared(words), _num_shared([w[::-1] for w in words])
+        words = [w[start : max(len(w) - end, start + 1)] for w in words]
+    names = [_without(" ".join(w), _ALWAYS_DROPPED) for w in words]
+    shorter = [_until_short(name) for name in names]
+    return [short if shorter.count(short) == 1 else name for short, name in zip(shorter, names, strict=True)]
+
+
+def _num_shared(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with; one is left to each."""
+    shared = 0
+    while shared < min(map(len, words)) - 1 and len({w[shared] for w in words}) == 1:
+        shared += 1
+    return shared
+
+
+def _without(name: str, phrases: Sequence[str]) -> str:
+    for phrase in phrases:
+        name = f" {name} ".replace(f" {phrase} ", " ").strip() or name
+    return name
+
+
+def _until_short(name: str) -> str:
+    for word in _FILLING:
+        if len(name) > LONGEST:
+            name = _without(name, [word])
+    return name
+
+
+_UNBOUNDED = 10_000
+
+
+def print_table(table: Table) -> None:
+    """Print a table to standard output; in a file or a pipe, which has no width, no number is cut."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+        console.width = max(console.width, needed)
+    console.print(table)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # Its `stats` come with the first use.
 
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import clustered_wilson_interval, unpaired_difference_interval

@@ -214,7 +214,7 @@ class KeptEpisodes:
     """
 
     def __init__(self, folder: Path, spec: EnvSpec, reference: int, iteration: int) -> None:
-        from vla_rl.rollout.rollout_dataset import RolloutWriter
+        from vla_rl.rollout.episode_recording import RolloutWriter
 
         notes = {"gate": {"reference": reference, "iteration": iteration}}
         self._writers = [

@@ -23,8 +23,7 @@ from rich.table import Table
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.common.saved import Saved
-from vla_rl.common.tables import console_table
-from vla_rl.common.task_names import short_names
+from vla_rl.common.tables import console_table, short_names
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
 from vla_rl.types import Episode, EpisodeSpec, Split

@@ -1,26 +1,77 @@
-"""Base of every policy family's config, and where checkpoints are found."""
+"""Base of every policy family's config, where checkpoints are found, and their description. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vla_rl.common.hub import is_offline, parse_name
+from vla_rl.common.hub import described, download, is_offline, parse_name
 from vla_rl.common.pretrained import how_to_make, pretrained_entry
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import KINDS, Config, ConfigError
 from vla_rl.interfaces import Policy
-from vla_rl.policies import hub
-from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint is.
+
+    Attributes:
+        family: for people, "OpenVLA-OFT, L1 head".
+        kind: of the recipe's `policy` section.
+        facts: name -> value, shown as a table: decoder, chunk size, cameras, state, sizes, precision.
+        norm_keys: datasets whose statistics it holds.
+        rl: algorithms' names that can train it as it is; empty: see `rl_reason`.
+        rl_reason: why RL cannot train it and what to do, or what is special; "" for nothing.
+        policy: the recipe's `policy` section with what must or should be said, `path` left out.
+        warnings: what a person should know or choose.
+    """
+
+    family: str
+    kind: str
+    facts: dict[str, str]
+    norm_keys: tuple[str, ...] = ()
+    rl: tuple[str, ...] = ()
+    rl_reason: str = ""
+    policy: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def recipe_line(self, path: str) -> str:
+        """The `policy` section in one line of YAML."""
+        values = {"kind": self.kind, "path": path, **self.policy}
+        return "policy: {" + ", ".join(f"{k}: {_yaml(v)}" for k, v in values.items()) + "}"
+
+    def text(self, path: str) -> str:
+        """For people."""
+        width = max(len(name) for name in (*self.facts, "norm keys"))
+        lines = [self.family, *(f"  {name:<{width}}  {value}" for name, value in self.facts.items())]
+        if self.norm_keys:
+            lines.append(f"  {'norm keys':<{width}}  {', '.join(self.norm_keys)}")
+        lines.append(f"  {'RL':<{width}}  {', '.join(self.rl) if self.rl else 'no'}")
+        if self.rl_reason:
+            lines.append(f"  {'':<{width}}  {self.rl_reason}")
+        lines += [f"  note: {warning}" for warning in self.warnings]
+        return "\n".join([*lines, "", self.recipe_line(path)])
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_yaml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    return str(value)
 
 
 CONFIG_FILE = "config.json"
@@ -170,7 +221,7 @@ def resolve_path(path: str | Path) -> Path:
     if folder.is_dir():
         return policy_of_run(RunFolder(folder)) if RunFolder(folder).exists else folder
     if name := parse_name(text):
-        return hub.download(name)
+        return download(name)
     raise ConfigError(
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
         f"ORGANIZATION/NAME[@REVISION] of a model on the Hugging Face hub.{how_to_make(folder)}"
@@ -213,7 +264,7 @@ def describing_folder(path: str | Path) -> Iterator[tuple[Path, str]]:
     if name is None or is_offline():
         yield resolve_path(path), str(path)
         return
-    with hub.described(name) as (folder, exact):
+    with described(name) as (folder, exact):
         yield folder, str(exact)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.config import KINDS, resolve_kind
 from vla_rl.interfaces import Policy
-from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, PolicyConfig, read_json, resolve_path
-from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, CheckpointInfo, PolicyConfig, read_json, resolve_path
 from vla_rl.policies.openvla.files.layout import tensor_shapes
 
 if TYPE_CHECKING:

@@ -16,10 +16,15 @@ from torch.nn import functional as F
 from vla_rl.data.dataset import DataNeeds
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.outcomes import outcome_figures
-from vla_rl.evaluation.probability import fit_probability, sigmoid_fit
+from vla_rl.evaluation.probability import (
+    CalibrationError,
+    check_outcomes,
+    choose_threshold,
+    fit_probability,
+    sigmoid_fit,
+)
 from vla_rl.evaluation.signal import auc_figure
 from vla_rl.evaluation.statistics import clustered_wilson_interval
-from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 from vla_rl.rewards.config import RewardFitConfig, RewardNetworkConfig
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.model import LearnedReward, RewardFacts, RewardNetwork, logits, seen

@@ -20,11 +20,10 @@ from vla_rl.common.distributed.process_group import current
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder, flat, git_commit, is_free
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.claim import POWER, TEST, Claim
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation, SuccessRate
-from vla_rl.evaluation.verdict import verdict
+from vla_rl.evaluation.verdict import POWER, TEST, Claim, verdict
 from vla_rl.recipe.checks import EVAL
 from vla_rl.recipe.recipe import Recipe, Run, TrainRecipe, load_recipe
 from vla_rl.training import train as training

@@ -19,10 +19,10 @@ from vla_rl.types import EnvSpec, EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames, SimulatedInitialFrames, check_alike, open_recorded
 from world_model.env.env import WorldModelEnv
-from world_model.env.repeats import RepeatCounter
 from world_model.imagination.reward import steps_of_branches
 from world_model.metadata import WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.world_model import load_world_model
+from world_model.noise import RepeatCounter
 from world_model.trust.config import TrustConfig
 from world_model.trust.report import TRUST_FILE, admit
 

@@ -38,12 +38,12 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.bodies import KIND, Bodies, memory_arrays, saved_memory
 from world_model.env.download import Seen, read_chunk
 from world_model.env.recorded import RecordedImagining
-from world_model.env.repeats import RepeatCounter, start_name
 from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
 from world_model.imagination.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
+from world_model.noise import RepeatCounter, start_name
 from world_model.types import Frames
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,14 @@ from pydantic import FiniteFloat
 
 from vla_rl.config import Config
 from vla_rl.evaluation.outcomes import outcome_figures, rate_figure
-from vla_rl.evaluation.probability import SuccessProbability, fit_probability
+from vla_rl.evaluation.probability import (
+    CalibrationError,
+    SuccessProbability,
+    check_outcomes,
+    choose_threshold,
+    fit_probability,
+)
 from vla_rl.evaluation.statistics import Figure, clustered_wilson_interval
-from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 
 GET_MORE = (
     "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all; on a "

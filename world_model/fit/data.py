@@ -11,7 +11,7 @@ import numpy as np
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.evaluation.threshold import check_outcomes
+from vla_rl.evaluation.probability import check_outcomes
 from vla_rl.types import EnvSpec
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.data.styled import Restyler, restylers, with_styles

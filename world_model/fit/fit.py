@@ -25,7 +25,7 @@ from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import wants_bf16
 from vla_rl.common.progress import step_progress
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.threshold import CalibrationError
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.interfaces import EnvConfig
 from vla_rl.training.checkpoint import (
     checkpoint_path,
@@ -46,10 +46,9 @@ from world_model.data.styled import StyledImages
 from world_model.fit.calibration import calibrate, no_threshold, threshold_values
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
-from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
-from world_model.fit.replay import ImaginedSamples, replay_logits, success_loss
+from world_model.fit.replay import ImaginedSamples, Logits, RefitGuard, replay_logits, success_loss
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, continue_in, for_env
 from world_model.fit.value import calibrate_value, value_loss

@@ -14,7 +14,7 @@ from world_model.config import ImaginationConfig
 from world_model.imagination.chunk import ImaginedChunk
 from world_model.metadata import WorldModelMetadata
 from world_model.model.memory import Memory
-from world_model.model.missing_parts import NO_VALUE
+from world_model.model.parts import NO_VALUE
 from world_model.model.world_model import WorldModel
 
 BRANCH_AUC = 0.85  # A branch is as deep as the value's AUC stays at this.

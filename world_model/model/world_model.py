@@ -27,11 +27,19 @@ from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
 from world_model.model.autoencoder import without_path
 from world_model.model.inverse import InverseDynamics
 from world_model.model.memory import Memory
-from world_model.model.missing_parts import NO_INVERSE, NO_OBJECTS, NO_PROBABILITY, NO_VALUE
 from world_model.model.objects import ObjectModel
-from world_model.model.parts import BuildParts, Parts, build_parts
+from world_model.model.parts import (
+    NO_INVERSE,
+    NO_OBJECTS,
+    NO_PROBABILITY,
+    NO_VALUE,
+    BuildParts,
+    Parts,
+    build_parts,
+    read_weights,
+    write_weights,
+)
 from world_model.model.success import ValueHead, timed
-from world_model.model.weights import read_weights, write_weights
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
 

@@ -20,13 +20,13 @@ from vla_rl.evaluation.statistics import NO_INTERVAL, Figure, Interval, figure, 
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import ActionReader
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
-from world_model.trust.measures.objects import object_figures
 from world_model.trust.measures.open_loop import (
     OTHER_ACTIONS,
     Noise,
     Replay,
     action_errors,
     imagine,
+    object_figures,
     probability_ahead,
     replay,
 )

@@ -27,7 +27,7 @@ from real_robot.calibration.collect import (
     write_shot,
 )
 from real_robot.calibration.hand_eye import inverse
-from real_robot.calibration.workspace import collect_corners, workspace_of
+from real_robot.calibration.run import collect_corners, workspace_of
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
 from real_robot.transports.messages import CompressedImage, Message, PoseStamped

@@ -27,7 +27,7 @@ from real_robot.types import RobotObservation  # noqa: E402
 from vla_rl.config import ConfigError, validate  # noqa: E402
 from vla_rl.interfaces import Policy  # noqa: E402
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics  # noqa: E402
-from vla_rl.policies.lerobot import flow_sampling, real_time_chunking  # noqa: E402
+from vla_rl.policies.lerobot import flow, flow_sampling  # noqa: E402
 from vla_rl.policies.lerobot.config import LeRobotConfig  # noqa: E402
 from vla_rl.policies.lerobot.options import FlowSampling  # noqa: E402
 from vla_rl.types import ActionChunk, ActionPrefix, Observation  # noqa: E402
@@ -61,12 +61,10 @@ class Bimodal(Policy):
 
         velocity: flow_sampling.Velocity = own
         if prefix is not None:
-            config = real_time_chunking.rtc_config(prefix, None)
+            config = flow.rtc_config(prefix, None)
             rest = torch.from_numpy(prefix.actions)
             shape = torch.Size((obs.batch_size, CHUNK, 1))
-            velocity = real_time_chunking.guided(
-                own, real_time_chunking.underway(rest, prefix.num_frozen, config, shape)
-            )
+            velocity = flow.guided(own, flow.as_underway(rest, prefix.num_frozen, config, shape))
         noise = flow_sampling.normal((obs.batch_size, CHUNK, 1), self.generator, torch.device("cpu"))
         return ActionChunk(flow_sampling.denoise(velocity, noise, 10, FlowSampling(), None).x.numpy())
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from sim.libero import LiberoConfig, library
 from sim.libero.suites import measured_experts
 from vla_rl.cli.app import app
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.config import ConfigError, build_component
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import EvalConfig

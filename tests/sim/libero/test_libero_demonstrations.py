@@ -13,7 +13,7 @@ from libero_setup import ASSETS, needs_assets
 
 from sim.libero import LiberoConfig
 from sim.libero.library import bddl_path, init_states_path, load_init_states
-from vla_rl.data.libero_hdf5 import import_libero
+from vla_rl.data.hdf5 import import_libero
 from vla_rl.types import EpisodeSpec
 
 pytestmark = [pytest.mark.slow, needs_assets]

@@ -15,7 +15,7 @@ from sim.libero import LiberoConfig
 from sim.libero.clearance import Shape
 from sim.libero.library import suite_tasks
 from sim.libero.suites import HORIZONS
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.data.segmentation import CAMERA_PREFIX, unpack
 from vla_rl.types import EpisodeSpec
 

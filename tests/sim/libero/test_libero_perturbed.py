@@ -8,7 +8,7 @@ from libero_setup import ASSETS, needs_assets, needs_library
 
 from sim.libero import LiberoConfig, library
 from sim.libero.suites import HORIZONS, paraphrases
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.types import EpisodeSpec
 
 

@@ -20,7 +20,7 @@ from sim.libero.corruptions import corrupted
 from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
 from sim.libero.published import PublishedTask, categories
 from vla_rl.cli.app import app
-from vla_rl.common.task_names import libero_instruction
+from vla_rl.common.tables import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.types import EpisodeSpec
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from toy_problem import ToyPolicy
 
-from vla_rl.algorithms.batch import Batch, Pool
-from vla_rl.algorithms.sharding import even_workers, shard
+from vla_rl.algorithms.batch import Batch, Pool, even_workers, shard
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.methods.algo.dr_grpo import DRBatch
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation

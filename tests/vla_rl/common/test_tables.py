@@ -3,7 +3,7 @@
 import pytest
 from rich.table import Table
 
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 
 
 def test_a_piped_table_is_as_wide_as_needed(

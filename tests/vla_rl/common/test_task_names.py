@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.common.task_names import short_names
+from vla_rl.common.tables import short_names
 
 
 @pytest.mark.parametrize(

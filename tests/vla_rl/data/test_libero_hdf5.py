@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
-from vla_rl.data.libero_hdf5 import import_libero, read_demos
+from vla_rl.data.hdf5 import import_libero, read_demos
 
 LENGTH, SIZE = 8, 16
 

@@ -19,8 +19,7 @@ from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
-from vla_rl.data.rlds import RldsOptions, import_rlds
-from vla_rl.data.tfrecord import crc32c, parse_example, records
+from vla_rl.data.rlds import RldsOptions, crc32c, import_rlds, parse_example, records
 
 HERE = Path(__file__).resolve().parent / "rlds"
 LIBERO, ARM = HERE / "libero_tiny", HERE / "arm_tiny"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.evaluation.claim import Claim
-from vla_rl.evaluation.verdict import MARGIN
+from vla_rl.evaluation.verdict import MARGIN, Claim
 
 
 def test_the_interval_is_newcombes() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_rl.policies.openvla.action_tokens import ActionTokenizer
+from vla_rl.policies.openvla.tokenizer import ActionTokenizer
 
 ACTIONS = st.floats(-3.0, 3.0, allow_nan=False)
 BINS = st.integers(3, 300)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vla_rl.data.statistics import compute_statistics
 from vla_rl.policies.normalization import NormStats, QuantileStats
-from vla_rl.policies.openvla.action_tokens import ActionTokenizer
+from vla_rl.policies.openvla.tokenizer import ActionTokenizer
 
 # Published for libero_spatial_no_noops.
 LIBERO_Q01 = [-0.74547, -0.66161, -0.9375, -0.10714, -0.20679, -0.18429, 0.0]

@@ -10,12 +10,18 @@ import pytest
 import torch
 from openvla_oracle import arrays, as_images, close, load, observation, oracle
 
-from vla_rl.policies.openvla.action_tokens import ActionTokenizer
-from vla_rl.policies.openvla.image_chain import apply_chain, center_crop, decode_jpeg, jpeg_round_trip, lanczos_resize
-from vla_rl.policies.openvla.inputs import image_batch, prompt_batch
-from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer, prompt_text
+from vla_rl.policies.openvla.inputs import (
+    apply_chain,
+    center_crop,
+    decode_jpeg,
+    image_batch,
+    jpeg_round_trip,
+    lanczos_resize,
+    prompt_batch,
+)
 from vla_rl.policies.openvla.network.network import token_positions
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN
+from vla_rl.policies.openvla.tokenizer import ActionTokenizer, LlamaTokenizer, prompt_text
 from vla_rl.policies.token_draws import decode
 from vla_rl.types import ActionChunk
 

@@ -18,8 +18,7 @@ from vla_rl.data.augment import cropped_at_random
 from vla_rl.data.config import AugmentConfig
 from vla_rl.policies.openvla import inputs
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.policies.openvla.image_chain import apply_chain
-from vla_rl.policies.openvla.inputs import prepare_images
+from vla_rl.policies.openvla.inputs import apply_chain, prepare_images
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain
 from vla_rl.rollout import runner
 from vla_rl.rollout.runner import collect

@@ -15,7 +15,7 @@ from reach_policy import ReachPolicy
 from sim.dummy import DummyConfig
 from vla_rl.config import dump_yaml
 from vla_rl.data.config import DatasetError
-from vla_rl.evaluation.threshold import CalibrationError
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.rewards.base import judge_episodes
 from vla_rl.rewards.config import RewardFitConfig

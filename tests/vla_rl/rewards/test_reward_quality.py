@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from test_learned_reward import ENV, Torn, opened, record, section
 
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.evaluation.signal import auc
-from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.rewards.fit import fit_reward
 from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import ALL, judge_frames, measure

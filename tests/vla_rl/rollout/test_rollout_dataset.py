@@ -16,8 +16,8 @@ from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.source import LeRobotSource
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.rollout.episode_recording import RolloutWriter
 from vla_rl.rollout.recording_plan import CollectConfig
-from vla_rl.rollout.rollout_dataset import RolloutWriter
 from vla_rl.rollout.runner import collect
 from vla_rl.types import Episode, EpisodeSpec
 from vla_rl.workflows.record_dataset import collect_dataset

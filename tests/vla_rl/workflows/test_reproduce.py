@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from sim.dummy import DummyConfig
 from vla_rl.cli.app import app
-from vla_rl.evaluation.claim import Claim
 from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.verdict import Claim
 from vla_rl.policies.fake_input import fake_env_spec, fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from vla_rl.evaluation.probability import CalibrationError, choose_threshold, failures_needed
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.evaluation.threshold import CalibrationError, choose_threshold, failures_needed
 from world_model.fit.calibration import SuccessCalibration, calibrate
 
 

@@ -17,7 +17,7 @@ from vla_rl.cli.app import app
 from vla_rl.common.run_folder import read_metrics
 from vla_rl.config import ConfigError, dump_yaml, read_yaml, validate
 from vla_rl.data.config import DatasetError
-from vla_rl.evaluation.threshold import CalibrationError
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.types import EnvSpec
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model

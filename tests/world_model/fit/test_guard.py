@@ -12,10 +12,10 @@ import torch
 from sim.tabletop import TabletopConfig
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
-from world_model.fit import guard as guard_module
+from world_model.fit import replay as guard_module
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
-from world_model.fit.guard import compare_order
+from world_model.fit.replay import compare_order
 from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import WorldModel, load_world_model
 

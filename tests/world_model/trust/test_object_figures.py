@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from world_model.trust.figures import as_text
-from world_model.trust.measures.objects import object_figures
+from world_model.trust.measures.open_loop import object_figures
 from world_model.trust.types import Scores
 from world_model.types import Frames, LoggedEpisode
 

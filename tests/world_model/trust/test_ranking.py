@@ -14,8 +14,8 @@ from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
-from world_model.trust import ranking
-from world_model.trust.ranking import judge_episodes, rank
+from world_model.trust import evaluate
+from world_model.trust.evaluate import judge_episodes, rank
 
 STARTS = [f"reach/validation/{i}" for i in range(20)]
 
@@ -64,7 +64,7 @@ class Steady(torch.nn.Module, Policy):
 
 def test_the_head_judges_real_frames_at_the_steps_that_it_knows(monkeypatch) -> None:
     """Episodes from six states in a world where the toy's head is right at every frame."""
-    monkeypatch.setattr(ranking, "load_world_model", lambda path, device: toy_world_model())
+    monkeypatch.setattr(evaluate, "load_world_model", lambda path, device: toy_world_model())
     env = toy_env(3, record_frames=True, dual_noise=0)
     specs = [EpisodeSpec("reach", "train", i) for i in (0, 4, 30)] + [EpisodeSpec("reach_back", "train", 0)]
     episodes = collect(cast(Any, Steady()), env, specs)

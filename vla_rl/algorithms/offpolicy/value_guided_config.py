@@ -10,8 +10,7 @@ from pydantic import Field, PositiveInt
 
 from vla_rl.algorithms.offpolicy.config import ChooseBy
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, resolve_path
-from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.base import CONFIG_FILE, CheckpointInfo, PolicyConfig, check_sizes, resolve_path
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:

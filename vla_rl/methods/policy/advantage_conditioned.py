@@ -19,9 +19,8 @@ from torch import nn
 
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import ContinuingPolicy, Policy, PolicyOutput
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, read_json, resolve_path
+from vla_rl.policies.base import CONFIG_FILE, CheckpointInfo, PolicyConfig, check_sizes, read_json, resolve_path
 from vla_rl.policies.checkpoint_files import write_folder
-from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.load import describe, load_policy
 from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, Observation

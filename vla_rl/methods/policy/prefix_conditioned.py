@@ -24,9 +24,8 @@ from torch import Tensor
 
 from vla_rl.config import ConfigError
 from vla_rl.policies import lora
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, read_json, resolve_path
+from vla_rl.policies.base import CONFIG_FILE, CheckpointInfo, PolicyConfig, read_json, resolve_path
 from vla_rl.policies.checkpoint_files import write_folder
-from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.load import describe
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, Observation

@@ -11,9 +11,8 @@ from torch import Tensor
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.lerobot.flow import NoiseHead
 from vla_rl.policies.lerobot.flow_sampling import LOG_2PI, log_density, normal
-from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.options import LeRobotOptions
-from vla_rl.policies.lerobot.policy import ACTION
+from vla_rl.policies.lerobot.policy import ACTION, LearningPolicy
 from vla_rl.policies.token_draws import check_temperature
 from vla_rl.types import ActionChunk, Observation
 

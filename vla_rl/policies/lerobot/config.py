@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.policies.base import CONFIG_FILE, read_json, resolve_path
-from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.base import CONFIG_FILE, CheckpointInfo, read_json, resolve_path
 from vla_rl.policies.lerobot.options import (
     FLOW_TYPES,
     RL_TYPES,

@@ -13,9 +13,8 @@ from torch import Tensor
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.lerobot.flow_sampling import LOG_2PI, log_density, normal, random_step
-from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.options import LeRobotOptions
-from vla_rl.policies.lerobot.policy import ACTION, STATE
+from vla_rl.policies.lerobot.policy import ACTION, STATE, LearningPolicy
 from vla_rl.policies.token_draws import check_temperature
 from vla_rl.types import ActionChunk, Observation
 

@@ -15,9 +15,9 @@ from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.guided import GuidablePolicy
-from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.networks import TOKEN_MASK, TOKENS, attention_of_valid, let_pi_run, mean_of_valid
 from vla_rl.policies.lerobot.options import LeRobotOptions
+from vla_rl.policies.lerobot.policy import LearningPolicy
 from vla_rl.policies.token_draws import check_temperature, draw, guided, uniforms
 from vla_rl.types import ActionChunk, Observation
 

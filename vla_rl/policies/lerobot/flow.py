@@ -1,13 +1,26 @@
-"""SmolVLA, pi0, pi0.5 and X-VLA as policies that RL can train: paths with a likelihood, a critic, behavior cloning."""
+"""SmolVLA, pi0, pi0.5 and X-VLA as policies that RL can train: paths with a likelihood, a critic, cloning.
+
+Real-time chunking (Black et al. 2025, arXiv 2506.07339): a flow policy goes on from actions that are under way.
+
+While a chunk is computed the robot plays the rest of the last one, so the new chunk must agree with it there.
+Denoising is guided to that: at each step the velocity is corrected towards a sample whose beginning is that rest
+(PiGDM, arXiv 2305.10844). The guidance is that of LeRobot's `RTCProcessor`, which leaves the network's Jacobian out, so
+a step costs no backward pass; here as a function of tensors alone, which a CUDA graph can hold.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from lerobot.configs import RTCAttentionSchedule
+from lerobot.policies.rtc.configuration_rtc import RTCConfig
+from lerobot.policies.rtc.modeling_rtc import RTCProcessor
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
@@ -16,12 +29,12 @@ from vla_rl.common.cuda_graphs import ReplayedPass
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.guided import GuidablePolicy
-from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
-from vla_rl.policies.lerobot.learning import LearningPolicy
+from vla_rl.policies.lerobot import flow_sampling
+from vla_rl.policies.lerobot.flow_sampling import Velocity
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
 from vla_rl.policies.lerobot.options import LeRobotOptions
-from vla_rl.policies.lerobot.policy import ACTION
-from vla_rl.types import ActionChunk, ActionPrefix, Observation
+from vla_rl.policies.lerobot.policy import ACTION, LearningPolicy
+from vla_rl.types import PREFIX_SCHEDULES, ActionChunk, ActionPrefix, Observation
 
 
 class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
@@ -165,7 +178,7 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         noise: Tensor,
         injected: flow_sampling.Injected | None = None,
         weight: Tensor | None = None,
-        underway: real_time_chunking.Underway | None = None,
+        underway: Underway | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """All that the device computes of a chunk: normalized actions (B, H, A), path, log-probability, value.
 
@@ -177,7 +190,7 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         velocities = [self._velocity(prefix) for prefix in prefixes]
         velocity = flow_sampling.guided(velocities, 1.0 if weight is None else weight)
         if underway is not None:
-            velocity = real_time_chunking.guided(velocity, underway)
+            velocity = guided(velocity, underway)
         sampling, keeps = self.config.sampling, self.network.keeps_noise
         drawn = flow_sampling.denoise(velocity, noise, self.num_steps, sampling, injected, keeps)
         log_prob = None if drawn.log_prob is None else self._executed(drawn.log_prob)
@@ -234,12 +247,12 @@ class ContinuingFlowPolicy(LeRobotFlowPolicy):
         """
         size = self.core.config.chunk_size
         prefix.check(obs.batch_size, size, self.action_dim)
-        config = real_time_chunking.rtc_config(prefix, self.core.config.rtc_config)
+        config = rtc_config(prefix, self.core.config.rtc_config)
         batch = self._batch(obs, prefix.actions)
         leftover = batch.pop(ACTION).to(self.device, torch.float32)
         source = torch.Generator().manual_seed(0) if generator is None else generator
         noise = flow_sampling.normal((len(leftover), size, self.core.config.max_action_dim), source, self.device)
-        underway = real_time_chunking.underway(leftover, prefix.num_frozen, config, noise.shape)
+        underway = as_underway(leftover, prefix.num_frozen, config, noise.shape)
         return ActionChunk(actions=self._to_environment(self._denoised([batch], noise, None, None, underway)[0]))
 
 
@@ -260,3 +273,66 @@ class NoiseHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         share = self.out(torch.tanh(self.inner(hidden))).sigmoid()
         return (self.low + (self.high - self.low) * share).exp()
+
+
+def rtc_config(prefix: ActionPrefix, own: Any) -> Any:
+    """LeRobot's `RTCConfig` for a prefix: what it says, else the checkpoint's `own` (or None), else LeRobot's defaults.
+
+    The horizon is at least the number of frozen actions; LeRobot would freeze no more than the horizon.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+    config = replace(own or RTCConfig(), enabled=True, debug=False)
+    if prefix.prefix_attention_schedule is not None:
+        if prefix.prefix_attention_schedule not in PREFIX_SCHEDULES:
+            raise ValueError(
+                f"prefix_attention_schedule: got {prefix.prefix_attention_schedule!r}, must be one of "
+                f"{', '.join(PREFIX_SCHEDULES)}"
+            )
+        config = replace(config, prefix_attention_schedule=RTCAttentionSchedule(prefix.prefix_attention_schedule))
+    if prefix.max_guidance_weight is not None:
+        config = replace(config, max_guidance_weight=prefix.max_guidance_weight)
+    horizon = config.execution_horizon if prefix.execution_horizon is None else prefix.execution_horizon
+    return replace(config, execution_horizon=max(horizon, prefix.num_frozen))
+
+
+class Underway(NamedTuple):
+    """What guides a sample to begin as the actions that are under way.
+
+    Attributes:
+        actions: normalized, float32 (B, C, D), padded with 0.
+        weights: how much each of the chunk's actions is to agree with them, float32 (C, 1).
+        most: bound of the guidance's weight, float32 ().
+    """
+
+    actions: Tensor
+    weights: Tensor
+    most: Tensor
+
+
+def as_underway(leftover: Tensor, num_frozen: int, config: Any, shape: torch.Size) -> Underway:
+    """Prepare actions that are under way for samples of this shape, (B, C, D), on the device of `leftover`.
+
+    Args:
+        leftover: float32 (B, P, A), normalized, P and A at most the sample's.
+        config: LeRobot's `RTCConfig`.
+    """
+    short = shape[1] - leftover.shape[1], shape[2] - leftover.shape[2]
+    horizon = min(config.execution_horizon, leftover.shape[1])
+    weights = RTCProcessor(config).get_prefix_weights(num_frozen, horizon, shape[1])
+    most = torch.full((), config.max_guidance_weight, dtype=torch.float32, device=leftover.device)
+    return Underway(F.pad(leftover, (0, short[1], 0, short[0])), weights[:, None].to(leftover.device), most)
+
+
+def guided(velocity: Velocity, given: Underway) -> Velocity:
+    """The velocity that leads to samples which begin as the actions that are under way."""
+
+    def corrected(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+        speed, std = velocity(x, level)
+        t = level[:, None, None]
+        error = (given.actions - (x - t * speed)) * given.weights
+        guidance = torch.minimum(t / (1 - t) * ((1 - t) ** 2 + t**2) / t**2, given.most)
+        return speed - guidance * error, std
+
+    return corrected

@@ -20,15 +20,13 @@ from vla_rl.policies import lora
 from vla_rl.policies.base import check_cameras, check_sizes
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.normalization import NormStats, QuantileStats
-from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.layout import PublishedFolder, warn_of_other_suite
 from vla_rl.policies.openvla.inputs import network_inputs, prepare_images
-from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob, position_loss
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
-from vla_rl.policies.openvla.tokenizer import WordTokenizer
+from vla_rl.policies.openvla.tokenizer import ActionTokenizer, PromptTokenizer, WordTokenizer
 from vla_rl.policies.token_draws import check_temperature, decode, draw, guided, token_log_prob, uniforms
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.threshold import failures_needed
+from vla_rl.evaluation.probability import failures_needed
 from vla_rl.recipe.checks import LOOP
 from vla_rl.recipe.recipe import check
 from vla_rl.recipe.runs import LoopRecipe

@@ -19,9 +19,9 @@ from vla_rl.common.progress import write_status
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.evaluation.verdict import outcome
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.checks import LOOP

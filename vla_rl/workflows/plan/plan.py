@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.task_names import print_table
+from vla_rl.common.tables import print_table
 from vla_rl.evaluation.report import page_template
 from vla_rl.evaluation.report.charts import STAGE_COLORS, Line, line_chart
 from vla_rl.recipe.recipe import TrainRecipe

@@ -18,7 +18,7 @@ from vla_rl.cli.options import PROGRAM
 from vla_rl.config import apply_overrides
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.types import EpisodeSpec
-from vla_rl.workflows.imagination.policy_ranking import rank_policies
+from vla_rl.workflows.imagination.measure_trust import rank_policies
 from vla_rl.workflows.loop.closed_loop import loop
 from vla_rl.workflows.rac import _Rounds
 

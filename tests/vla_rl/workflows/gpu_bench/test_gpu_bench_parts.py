@@ -15,11 +15,10 @@ from pretend_device import pretending
 
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.workflows.gpu_bench import large_policy, policy_matrix
-from vla_rl.workflows.gpu_bench.command import finish
+from vla_rl.workflows.gpu_bench.command import finish, open_results, run_inside
 from vla_rl.workflows.gpu_bench.parts import PARTS, correctness
 from vla_rl.workflows.gpu_bench.parts import act as act_part
 from vla_rl.workflows.gpu_bench.record import Results
-from vla_rl.workflows.gpu_bench.run import open_results, run_inside
 from world_model.model.dynamics import VideoDynamics
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from vla_rl.workflows.gpu_bench import parts, run
-from vla_rl.workflows.gpu_bench.command import finish, main
+from vla_rl.workflows.gpu_bench.command import finish, main, open_results, run_parts
 from vla_rl.workflows.gpu_bench.parts import Part
 from vla_rl.workflows.gpu_bench.record import Results, ResultsError, Target
-from vla_rl.workflows.gpu_bench.run import open_results, run_parts
 from vla_rl.workflows.gpu_bench.sheet import LeftOutError, Sheet
 
 CPU = torch.device("cpu")

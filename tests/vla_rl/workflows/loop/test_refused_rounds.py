@@ -16,8 +16,8 @@ from test_loop import recipe, started, two  # noqa: F401  (fixtures)
 from vla_rl.cli.options import PROGRAM
 from vla_rl.config import apply_overrides
 from vla_rl.data.keyframes import KeyframeError
+from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.run import NoSuccessError

@@ -21,11 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from vla_rl.policies.openvla.files import layout as openvla_layout
-from vla_rl.policies.openvla.llama_tokenizer import prompt_text
 from vla_rl.policies.openvla.network.action_heads import L1Head
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.policies.openvla.network.vision import ProprioProjector
-from vla_rl.policies.openvla.tokenizer import ROBOT_WORDS
+from vla_rl.policies.openvla.tokenizer import ROBOT_WORDS, prompt_text
 
 Variant = Literal["base", "discrete", "l1", "film"]
 STEP = 100

@@ -32,10 +32,9 @@ from vla_rl.policies.normalization import STATISTICS_FILE, NormStats
 from vla_rl.policies.openvla.files import layout as openvla_layout
 from vla_rl.policies.openvla.files import weights as openvla_weights
 from vla_rl.policies.openvla.files.layout import PublishedFolder
-from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer, PromptTokenizer
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.policies.openvla.options import L1_AS_TOKENS, OPENVLA_CHAIN, Architecture, LoraOptions, OpenVLAOptions
-from vla_rl.policies.openvla.tokenizer import WordTokenizer
+from vla_rl.policies.openvla.tokenizer import LlamaTokenizer, PromptTokenizer, WordTokenizer
 
 HEADS_FILE = "heads.safetensors"
 NORM_FROM_DATA = "from_data"
