@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vla_rl.workflows.gpu_bench import parts, run
+from vla_rl.workflows.gpu_bench import command, parts
 from vla_rl.workflows.gpu_bench.command import finish, main, open_results, run_parts
 from vla_rl.workflows.gpu_bench.parts import Part
 from vla_rl.workflows.gpu_bench.record import Results, ResultsError, Target
@@ -125,8 +125,8 @@ def plant(monkeypatch, tmp_path: Path, body: str, minutes: float = 1.0) -> None:
     )
     root = Path(__file__).resolve().parents[4]
     monkeypatch.setenv("PYTHONPATH", f"{root}:{folder}")
-    monkeypatch.setattr(run, "MODULE", "planted_bench")
-    monkeypatch.setattr(run, "PARTS", {"rates": Part("rates", "planted", minutes)})
+    monkeypatch.setattr(command, "MODULE", "planted_bench")
+    monkeypatch.setattr(command, "PARTS", {"rates": Part("rates", "planted", minutes)})
 
 
 def test_a_part_that_dies_keeps_its_figures_and_names_what_it_was_at(results, tmp_path, monkeypatch):
@@ -148,24 +148,24 @@ def test_a_part_that_hangs_is_ended_and_is_no_fault(results, tmp_path, monkeypat
         "results.parts['rates'].under_way, results.parts['rates'].pending = 'hang', ['hang', 'next']; results.save()\n"
     )
     plant(monkeypatch, tmp_path, body + "time.sleep(600)", minutes=0.1)
-    monkeypatch.setattr(run, "GRACE", 0.0)
+    monkeypatch.setattr(command, "GRACE", 0.0)
     record = run_parts(results, ["rates"], "cpu").parts["rates"]
     assert record.state == "out of time" and record.left_out == ["hang: no time left", "next: no time left"]
 
 
 def test_done_parts_are_not_measured_again_and_missing_packages_are_named(results, monkeypatch):
-    monkeypatch.setattr(run, "PARTS", {
+    monkeypatch.setattr(command, "PARTS", {
         "rates": Part("rates", "planted", 1.0), "other": Part("other", "planted", 1.0, ("torch", "no_such_package")),
     })  # fmt: skip
     Sheet(results, "rates", CPU, 60).run([("a", lambda: None)])
-    monkeypatch.setattr(run, "_run_child", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(command, "_run_child", lambda *_: pytest.fail("measured again"))
     found = run_parts(results, ["rates", "other"], "cpu")
     assert found.parts["other"].left_out == ["needs no_such_package, which this Python lacks"]
     assert found.parts["other"].state == "left out" and finish(found) == 0
 
 
 def test_time_for_all_parts_together_is_kept(results, monkeypatch):
-    monkeypatch.setattr(run, "_run_child", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(command, "_run_child", lambda *_: pytest.fail("measured"))
     found = run_parts(results, ["rates"], "cpu", minutes=0.0)
     assert found.parts["rates"].left_out == ["no time left"]
 
@@ -207,9 +207,9 @@ def test_a_device_that_cannot_be_measured_is_refused_before_anything_starts(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message}") and error.count("\n") == 1
     assert not (tmp_path / "gpu").exists()
-    assert run.find_device("cuda:1", "full") == "cuda:1" and run.find_device("auto", "full") == "cuda"
+    assert command.find_device("cuda:1", "full") == "cuda:1" and command.find_device("auto", "full") == "cuda"
 
 
 def test_the_parts_fit_into_their_time():
     assert all(part.minutes <= 8 for part in parts.PARTS.values())
-    assert sum(part.minutes for part in parts.PARTS.values()) <= run.MINUTES == 51
+    assert sum(part.minutes for part in parts.PARTS.values()) <= command.MINUTES == 51
