@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.distributed import parts
@@ -82,8 +82,3 @@ def some(items: list[str], limit: int = 8) -> str:
     """The first of a list, and how many more."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return "; ".join(items[:limit]) + more
-
-
-def num_parameters(parameters: list[Tensor] | list[nn.Parameter]) -> int:
-    """How many numbers a list of parameters holds."""
-    return sum(p.numel() for p in parameters)

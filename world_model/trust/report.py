@@ -92,11 +92,6 @@ class TrustReport(Saved):
         measured = takewhile(self.figures.__contains__, names)
         return tuple(self.figures[name] for name in measured)
 
-    def trusted_depth(self, least_auc: float) -> int:
-        """Frames that a branch from a real frame may imagine: up to there, AUC is at least `least_auc`; 0: none."""
-        enough = takewhile(lambda figure: figure.value >= least_auc, self.auc_by_depth)
-        return max(len(tuple(enough)) - 1, 0)
-
     def check(self, require: Mapping[str, Requirement]) -> list[Verdict]:
         """Hold the report against requirements, one verdict for each, those that refuse first."""
         verdicts = [self._verdict(name, requirement) for name, requirement in require.items()]
