@@ -149,8 +149,7 @@ def with_inputs(policy: Policy, episodes: list[Episode]) -> list[Episode]:
 
 def valid_actions(episode: Episode) -> np.ndarray:
     """Return which actions count in the loss, bool (K, H): those executed, up to and with the first that succeeded."""
-    num_actions = episode.reward.shape[1]
-    executed = np.arange(num_actions) < episode.num_steps[:, None]
+    executed = np.arange(episode.reward.shape[1]) < episode.num_steps[:, None]
     ended = np.cumsum(episode.terminated.reshape(-1)).reshape(executed.shape) - episode.terminated > 0
     return executed & ~ended
 

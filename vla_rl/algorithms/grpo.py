@@ -18,8 +18,7 @@ class GRPOConfig(GroupConfig):
     normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        advantage = group_relative(rewards, groups, self.normalize_std)
-        return advantage, np.ones(len(rewards), bool)
+        return group_relative(rewards, groups, self.normalize_std), np.ones(len(rewards), bool)
 
 
 def group_relative(

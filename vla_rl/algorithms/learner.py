@@ -81,9 +81,7 @@ class Learner:
             raise ValueError(NO_CRITIC.format(config.kind))
         self.optimizers = build_optimizers(config.optim, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._reference = (
-            {n: p.detach().clone() for n, p in self._parameters.items()} if config.uses_reference else None
-        )
+        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if config.has_reference else None
         self._last_good = KeptWeights([self.world.local(p.detach()) for p in self._parameters.values()])
 
     @property
@@ -325,7 +323,7 @@ class Learner:
     @contextmanager
     def _swapped_with_reference(self) -> Iterator[None]:
         """Give the policy the reference's weights inside the block. With LoRA these are the adapters alone."""
-        assert self._reference is not None, "there is one when the config uses_reference"
+        assert self._reference is not None, "there is one when the config has_reference"
         swap_weights(self._parameters, self._reference)
         try:
             yield

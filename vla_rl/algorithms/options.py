@@ -113,7 +113,7 @@ class AlgoOptions(OptimizedConfig):
         return not self.uses_critic
 
     @property
-    def uses_reference(self) -> bool:
+    def has_reference(self) -> bool:
         """Whether the loss asks the log-probabilities of the policy at the start of the run."""
         return False
 
@@ -182,11 +182,10 @@ class SurrogateOptions(AlgoOptions):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """See `AlgoOptions`: the KL and the entropy bonus are of every decision."""
-        return super().skips_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0)
+        return not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
 
     @property
-    def uses_reference(self) -> bool:
+    def has_reference(self) -> bool:
         return self.kl_coef > 0
 
     @property
@@ -194,6 +193,5 @@ class SurrogateOptions(AlgoOptions):
         return self.ratio_level == "chunk"
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse ratios of single tokens where a chunk has one likelihood."""
         if policy.has_one_likelihood and self.ratio_level != "chunk":
             raise ValueError(ONE_LIKELIHOOD.format(self.ratio_level))

@@ -193,7 +193,7 @@ def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, Memo
     env = recipe.env
     spec: EnvSpec = env.env_spec()
     if algo is not None:
-        batch, has_reference = algo.micro_batch_size, algo.uses_reference
+        batch, has_reference = algo.micro_batch_size, algo.has_reference
     else:
         batch, has_reference = -(-section.batch_size // (processes * section.grad_accumulation)), False
     device = counted_device(recipe.device)
