@@ -145,10 +145,12 @@ class Learner:
     def update(self, batch: Batch, extra_loss: ExtraLoss | None = None) -> dict[str, float]:
         """Make epochs of minibatch steps on a batch from `prepare`; return metrics, the same in every process.
 
-        `extra_loss`, which `bc_coef` needs and weighs, draws demonstrations (with several processes this one's share)
-        and gives (loss, metrics), as `policy.bc_loss` does; called once per step.
+        Args:
+            extra_loss: draws demonstrations and gives (loss, metrics), as `policy.bc_loss` does; called once per step,
+                weighted by `bc_coef`. With several processes: this one's share.
 
         Raises:
+            ValueError: `bc_coef` is set but there is no `extra_loss`.
             TrainingDivergedError: `max_bad_steps` steps in a row were skipped, or a weight became NaN or infinite.
         """
         if self.config.bc_coef > 0 and extra_loss is None:

@@ -42,8 +42,11 @@ def minibatch_weights(
 
     token_mean: every valid unit of a minibatch counts the same, and its weights sum to 1. trajectory_mean: every
     trajectory of the batch does, and within it every valid unit; a minibatch's weights sum to 1 on average. Where
-    the config `counts_chunks`, a chunk cut short by success counts as much as a whole one. Of the whole batch: `valid`,
-    bool (N, H), and each decision's `trajectory`, int (N,), of which `parts` has every one once, int (B,) each.
+    the config `counts_chunks`, a chunk cut short by success counts as much as a whole one.
+
+    Args:
+        valid: bool (N, H), of the whole batch. trajectory: int (N,), which episode each decision belongs to.
+        parts: the minibatches' decisions, int (B,) each; together every decision once.
     """
     weight = valid.astype(np.float64)
     if config.counts_chunks:
@@ -64,7 +67,11 @@ def _by_trajectory(weight: np.ndarray, trajectory: np.ndarray, parts: Sequence[n
 def surrogate_loss(
     config: SurrogateOptions, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoOptions.loss`."""
+    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoOptions.loss`.
+
+    Raises:
+        ValueError: an entropy bonus for a policy whose entropy has no gradient.
+    """
     if config.entropy_coef > 0 and out.log_prob.requires_grad and not out.entropy.requires_grad:
         raise ValueError(FIXED_ENTROPY.format(config.entropy_coef))
     log_prob = out.log_prob.float()
