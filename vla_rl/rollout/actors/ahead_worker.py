@@ -25,7 +25,8 @@ from vla_rl.rollout.actors.cluster import (
 from vla_rl.rollout.actors.host import Course, is_same, lost_result
 from vla_rl.rollout.actors.ledger import Ticket
 from vla_rl.rollout.actors.vec_env import MAX_MOVES, Troubles, no_host, start_host
-from vla_rl.rollout.actors.worker import Packed, PolicyCopy, stamped
+from vla_rl.rollout.actors.weights import Packed
+from vla_rl.rollout.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
 

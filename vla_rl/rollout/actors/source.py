@@ -25,7 +25,8 @@ from vla_rl.rollout.actors.cluster import (
 from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.ledger import Ledger, Ticket
 from vla_rl.rollout.actors.vec_env import Troubles
-from vla_rl.rollout.actors.worker import LockstepWorker, shards
+from vla_rl.rollout.actors.weights import shards
+from vla_rl.rollout.actors.worker import LockstepWorker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, RolloutPlan
 from vla_rl.types import Episode

@@ -1,10 +1,10 @@
-"""Actors that hold the policy and run episodes at their hosts; the broadcast of trained weights to them."""
+"""Actors that hold the policy and run episodes at their hosts."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,63 +12,16 @@ import numpy as np
 import torch
 
 from vla_rl.common.distributed.process_group import resolve_device
-from vla_rl.common.distributed.tensor_files import check_names, load_weights, trained_weights
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import validate
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.actors.cluster import Setting, where_here
 from vla_rl.rollout.actors.config import RayOptions
 from vla_rl.rollout.actors.vec_env import RayVecEnv
+from vla_rl.rollout.actors.weights import Packed, load_shards
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import RolloutPlan
 from vla_rl.types import Episode, EpisodeSpec
-
-SHARD_BYTES = 256 * 2**20  # What a worker unpacks at a time; a larger tensor is a shard of its own.
-
-Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
-
-
-def pack(tensors: Mapping[str, torch.Tensor]) -> Packed:
-    """Tensors as bytes, which the object store shares without a copy: name -> (dtype, shape, uint8)."""
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return {
-        name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
-        for name, t in flat.items()
-    }
-
-
-def unpack(packed: Packed) -> dict[str, torch.Tensor]:
-    """Undo `pack`."""
-    return {
-        name: torch.from_numpy(data.copy()).view(getattr(torch, dtype)).reshape(shape)
-        for name, (dtype, shape, data) in packed.items()
-    }
-
-
-def shards(tensors: Mapping[str, torch.Tensor], size: int = SHARD_BYTES) -> Iterator[Packed]:
-    """Pack tensors in order, `size` bytes at a time or a tensor that is larger; one shard at a time is in memory."""
-    part: dict[str, torch.Tensor] = {}
-    num_bytes = 0
-    for name, tensor in tensors.items():
-        if part and num_bytes + tensor.nbytes > size:
-            yield pack(part)
-            part, num_bytes = {}, 0
-        part[name] = tensor
-        num_bytes += tensor.nbytes
-    yield pack(part)
-
-
-def load_shards(policy: Policy, packed: Iterable[Packed], source: str) -> None:
-    """Load what `shards` made of `trained_weights`, a shard at a time.
-
-    Raises:
-        CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity; the policy may have some by then.
-    """
-    given: set[str] = set()
-    for shard in packed:
-        given |= shard.keys()
-        load_weights(policy, unpack(shard), source, is_part=True)
-    check_names(given, trained_weights(policy).keys(), source)
 
 
 class PolicyCopy:

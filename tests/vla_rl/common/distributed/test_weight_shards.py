@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vla_rl.common.distributed.tensor_files import CheckpointError, trained_weights
-from vla_rl.rollout.actors.worker import load_shards, pack, shards
+from vla_rl.rollout.actors.weights import load_shards, pack, shards
 
 
 def model() -> torch.nn.Module:
