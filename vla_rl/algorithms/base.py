@@ -60,7 +60,11 @@ def episode_batch(
     evaluate: Evaluate,
     world: ProcessGroup,
 ) -> Batch:
-    """Make a batch of episodes, none lost, from advantages, float64 (E,) or (N, H), of the `included`, bool (E,)."""
+    """Make a batch in which all actions of an episode that count have one advantage, or each its own.
+
+    Args:
+        episodes: none lost. advantage: float64 (E,), or of actions (N, H). included: bool (E,), of those in the batch.
+    """
     episode, chunk, chunks, valid = decisions(episodes)
     rows = np.flatnonzero(included[episode])
     episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
@@ -98,9 +102,11 @@ class GroupConfig(SurrogateConfig):
         self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
     ) -> Batch:
         """Make a batch whose advantages, one per episode, come from the others of its group."""
-        rewards, groups = np.array([e.total_reward for e in episodes]), np.array([e.group for e in episodes])
+        rewards = np.array([e.total_reward for e in episodes])
+        groups = np.array([e.group for e in episodes])
         advantage, included = self.trajectory_advantages(rewards, groups)
-        included = included & has_spread(rewards, groups) if self.filter_groups else included
+        if self.filter_groups:
+            included = included & has_spread(rewards, groups)
         if shuffle is not None:  # Being in the batch travels with the advantage: the outcome decides neither.
             advantage, included = shuffled_episodes(advantage, included, shuffle, world)
         return episode_batch(self, episodes, advantage, included, evaluate, world)

@@ -1,4 +1,4 @@
-"""Training batch: a rollout as flat decisions with masks and advantages, sharded over processes. Numpy only.
+"""Training batch: a rollout as flat decisions with masks and advantages, sharded over processes. No torch.
 
 Shape legend: N decisions (chunks) of all episodes, K of one episode, H actions, A dimensions, E episodes.
 

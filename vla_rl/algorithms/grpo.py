@@ -26,8 +26,11 @@ def group_relative(
 ) -> np.ndarray:
     """GRPO: A = (R - mean) / (std + eps) within each group, float64 (E,) (DeepSeekMath, arXiv 2402.03300, 4.1.2).
 
-    Of rewards (E,) and the groups' numbers, int (E,). The deviation is the sample one (n - 1), as SimpleVLA-RL and veRL
-    take it; without `normalize_std` nothing is divided (Dr. GRPO, arXiv 2503.20783). A group of one gets 0.
+    The deviation is the sample one (n - 1), as SimpleVLA-RL and veRL take it. A group of one gets 0.
+
+    Args:
+        rewards: float (E,). groups: int (E,).
+        normalize_std: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
     """
     rewards = np.asarray(rewards, np.float64)
     advantage = np.zeros_like(rewards)

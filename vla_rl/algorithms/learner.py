@@ -95,8 +95,10 @@ class Learner:
         """Compute advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
         Chunks whose `version` is below `iteration` were drawn by an earlier one (see `stale.py`). Lost episodes are
-        left out. With several processes each gives its own, in whole groups. A ValueError: nothing usable, no groups to
-        compare, no log-probabilities, or chunks of a later version.
+        left out. With several processes each gives its own, in whole groups.
+
+        Raises:
+            ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
         """
         usable = with_inputs(self.policy, usable_episodes(episodes))
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
