@@ -149,6 +149,7 @@ class RobotLock:
     ) -> None:
         self._transport, self._lease, self._publishes, self._others = transport, lease, list(publishes), set(others)
         self._clock = clock
+        self._ids = {lease.id}  # all that this process has had: its own words may come back late
         self._news = threading.Condition(threading.RLock())
         self._heard: dict[str, _Heard] = {}
         self._told = clock()  # when this process last said that it is there
@@ -182,7 +183,7 @@ class RobotLock:
     def _receive(self, message: Message) -> None:
         assert isinstance(message, String)
         lease = read_lease(message.data)
-        if lease is None or lease.id == self._lease.id:
+        if lease is None or lease.id in self._ids:
             return
         with self._news:
             self._heard.pop(lease.id, None)
@@ -293,6 +294,7 @@ class RobotLock:
             self._silent_until = self._told + LISTEN
             with self._news:  # the younger of two that hold it
                 self._lease = self._lease.model_copy(update={"id": new_lease("deploy", "", ()).id})
+                self._ids.add(self._lease.id)
 
     @property
     def is_silent(self) -> bool:

@@ -18,6 +18,7 @@ from real_robot.kinematics.arm_model import ArmModel
 
 JOINTS = ["shoulder", "elbow"]
 TIMEOUT = 0.4
+AWAY, HOME = (-1.8, -1.5), (0, 0)  # two seconds apart, in the open
 STOPPING = 0.6  # braking takes 125 ms and a tick of 100 ms; the rest is a busy machine's
 
 
@@ -70,6 +71,12 @@ class Arm(Deployment):
         now = time.monotonic()
         self.server.type(f"{goal}\n")
         self.reset(lambda: sum(m > now for m in self.motions()) > 3)
+
+    def travel(self) -> None:
+        """Reach for the farther of two places."""
+        self.await_ticks()
+        joints = self.followed()[-1]["joints"] if self.followed() else HOME
+        self.reach("{} {}".format(*max(AWAY, HOME, key=lambda place: math.dist(place, joints))))
 
     def await_stand(self) -> None:
         """Wait until the arm has not moved for half a second."""

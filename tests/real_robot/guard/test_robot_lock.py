@@ -254,6 +254,18 @@ def test_one_that_stood_still_stops_and_has_become_the_younger_one(bus: Bus) -> 
     held.close()
 
 
+def test_one_that_stood_still_does_not_take_its_own_late_word_for_another_driver(bus: Bus) -> None:
+    held = lock(bus)
+    held.acquire()
+    word = String(data=held._lease.model_dump_json())  # on its way while the process stands still
+    bus.virtual.now += 3.2
+    assert "stood still for 3.2 s" in str(held.poll(None).stop)
+    bus.members[0].hear(TOPIC, word)
+    assert held.poll(None) == OperatorCommand()
+    held.check_held()
+    held.close()
+
+
 def test_one_process_of_a_machine_has_a_robot_whatever_the_graph_knows() -> None:
     def claimed(role: Role, *topics: str, graph: str = f"test {os.getpid()}") -> ExitStack | None:
         return robot_lock.claim_host(graph, new_lease(role, "arm", topics))

@@ -18,7 +18,6 @@ from processes import json_lines, until
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 WALL = {"name": "wall", "center": [0.35, 0.6, 0], "size": [2, 0.4, 1]}  # its face is at y = 0.4
-AWAY, HOME = "-1.8 -1.5", "0 0"  # two seconds apart, in the open
 
 
 def make_arm(folder: Path, graph: str) -> Arm:
@@ -36,7 +35,7 @@ arm = on_both_graphs(make_arm)
     ids=["effort", "force"],
 )
 def test_an_effort_or_a_force_beyond_its_limit(arm: Arm, fault: str, is_found: str, limit: str) -> None:
-    arm.reach(AWAY)
+    arm.travel()
     told = arm.tell(fault)
     until(lambda: arm.deploy.says(f"{is_found}, {limit} is allowed"), "the hold")
     arm.await_stand()
@@ -52,7 +51,7 @@ def test_an_effort_or_a_force_beyond_its_limit(arm: Arm, fault: str, is_found: s
     ids=["joints", "wrench alone"],
 )
 def test_what_is_published_no_more(arm: Arm, fault: str, reason: str) -> None:
-    arm.reach(HOME)
+    arm.travel()
     told = arm.tell(fault)
     until(lambda: arm.deploy.says(reason), "the hold")
     arm.await_stand()
