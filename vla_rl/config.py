@@ -321,12 +321,11 @@ def _with_option(values: Section, over: tuple[Sequence[str], Any], above: str = 
     """`values` with an option, by its keys from the outermost on; where it is a section, on top of the one there."""
     (key, *inner), value = over
     name, old = f"{above}{key}", values.get(key)
-    if inner and isinstance(old, list | tuple):
+    if not inner:
+        return _on_top(values, {key: value})
+    if isinstance(old, list | tuple):
         raise _given_whole(name, old)
-    section = old if isinstance(old, Mapping) else {}
-    if inner:
-        return {**values, key: _with_option(section, (inner, value), f"{name}.")}
-    return _on_top(values, {key: value})
+    return {**values, key: _with_option(old if isinstance(old, Mapping) else {}, (inner, value), f"{name}.")}
 
 
 def _given_whole(name: str, found: Sequence[Any]) -> ConfigError:

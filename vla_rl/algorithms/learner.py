@@ -386,24 +386,25 @@ class Learner:
         self._last_good.keep()
 
 
+@dataclass(eq=False)
 class KeptWeights:
     """A copy of weights in the host's memory, to go back to. A GPU's are copied meanwhile, into pinned memory.
 
     `weights`: this process's part of them; memory is taken by the first `keep`.
     """
 
-    def __init__(self, weights: Sequence[torch.Tensor]):
-        self._weights, self._kept = weights, []
+    weights: Sequence[torch.Tensor]
+    _kept: list[torch.Tensor] = field(default_factory=list, init=False)
 
     def keep(self) -> None:
         """Copy the weights as they are. The host waits for nothing: what changes them comes later in their stream."""
-        self._kept = self._kept or [torch.empty_like(w, device="cpu", pin_memory=not w.is_cpu) for w in self._weights]
-        for kept, weight in zip(self._kept, self._weights, strict=True):
+        self._kept = self._kept or [torch.empty_like(w, device="cpu", pin_memory=not w.is_cpu) for w in self.weights]
+        for kept, weight in zip(self._kept, self.weights, strict=True):
             kept.copy_(weight, non_blocking=True)
 
     def restore(self) -> None:
         """Give the weights the values of the last `keep`."""
-        for kept, weight in zip(self._kept, self._weights, strict=True):
+        for kept, weight in zip(self._kept, self.weights, strict=True):
             weight.copy_(kept, non_blocking=True)
 
 

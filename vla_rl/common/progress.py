@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -15,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Literal, Protocol
+
+from pydantic import Field
 
 from vla_rl.common.atomic import is_running, write_text_atomic
 from vla_rl.config import Config, read_written
@@ -185,10 +186,15 @@ class RunStatus(Config):
     done: int = 0
     total: int = 0
     state: State = "running"
-    updated: str
-    process: int
-    host: str
+    updated: str = Field(default_factory=lambda: datetime.now().isoformat(timespec="seconds"))
+    process: int = Field(default_factory=os.getpid)
+    host: str = Field(default_factory=socket.gethostname)
     dashboard: str = ""
+
+    def write(self, file: Path) -> None:
+        """Write it as a run's status.json."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(file, self.model_dump_json(indent=1) + "\n")
 
     @property
     def is_running(self) -> bool:
@@ -221,16 +227,6 @@ class RunStatus(Config):
         done = f", {self.done} of {self.total}{what} done" if self.total else ""
         at = self.updated.replace("T", " ")
         return f"This run {state}: step {self.number} of {self.of}, {self.step}{done}. As of {at}."
-
-
-def write_status(
-    file: Path, step: str, number: int, of: int, done: int, total: int, state: State, dashboard: str = ""
-) -> None:
-    """Write a run's status.json; see `RunStatus`."""
-    now, process, host = datetime.now().isoformat(timespec="seconds"), os.getpid(), socket.gethostname()
-    values = step, number, of, done, total, state, now, process, host, dashboard
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(file, json.dumps(dict(zip(RunStatus.model_fields, values, strict=True)), indent=1) + "\n")
 
 
 def read_status(file: Path) -> RunStatus | None:
@@ -275,8 +271,8 @@ class RunSteps:
             self._write(iteration)
 
     def _write(self, iteration: int, state: State = "running") -> None:
-        number, of = self.names.index(self.step) + 1, len(self.names)
-        write_status(self.file, self.step, number, of, iteration, self.total, state, self.dashboard)
+        place = {"step": self.step, "number": self.names.index(self.step) + 1, "of": len(self.names)}
+        RunStatus(**place, done=iteration, total=self.total, state=state, dashboard=self.dashboard).write(self.file)
 
     def update(self, iteration: int) -> None:
         """Tell of a finished iteration or evaluation: on the page too, unless that was written just now."""

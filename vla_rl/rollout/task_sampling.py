@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -129,7 +130,6 @@ class TaskSampler:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks: got {self.tasks}, need at least one, each once")
         self._num_groups = self._num_keyframes = self._num_drawn = self._num_perturbed = 0
-        self._success: dict[str, float] = {}  # of the last rollout, by axis
         self._num_of_task = dict.fromkeys(self.tasks, 0)
 
     def draw(self, num_groups: int) -> list[EpisodeSpec]:
@@ -147,15 +147,15 @@ class TaskSampler:
         return after - before
 
     def update(self, episodes: Sequence[Episode]) -> None:
-        """Learn from the outcomes of episodes drawn here."""
-        if self.config.perturb is not None:
-            perturbed = [e for e in episodes if e.spec.perturbation is not None and not e.lost]
-            axes = sorted({_axis(e.spec) for e in perturbed})
-            self._success = {a: float(np.mean([e.success for e in perturbed if _axis(e.spec) == a])) for a in axes}
+        """Learn from the outcomes of episodes drawn here; the uniform sampler has nothing to learn."""
 
-    def metrics(self) -> dict[str, float]:
-        """Return what a run logs of the last rollout: success along each axis of `perturb`."""
-        return {f"train/success/{axis}": rate for axis, rate in self._success.items()}
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return what a run logs of a rollout: success along each axis of `perturb`."""
+        success: defaultdict[str, list[bool]] = defaultdict(list)
+        for episode in episodes:
+            if self.config.perturb is not None and episode.spec.perturbation is not None and not episode.lost:
+                success[_axis(episode.spec)].append(episode.success)
+        return {f"train/success/{axis}": fmean(success[axis]) for axis in sorted(success)}
 
     def _perturbed(self, spec: EpisodeSpec, axes: tuple[str, ...]) -> EpisodeSpec:
         """Return the spec with the next perturbation: all axes in a new random order each time all have come."""
@@ -250,7 +250,6 @@ class VadeSampler(TaskSampler):
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
-        super().update(episodes)
         new = np.zeros((2, len(self._arms)))
         for episode in episodes:
             spec = episode.spec
@@ -317,7 +316,6 @@ class GroupDroSampler(TaskSampler):
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
-        super().update(episodes)
         outcomes = defaultdict(list)
         for episode in episodes:
             if not episode.lost and episode.spec.keyframe is None:
@@ -328,11 +326,11 @@ class GroupDroSampler(TaskSampler):
         weights = self._weights * np.exp(DRO_STEP * self._losses)
         self._weights = weights / weights.sum()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return what a run logs: also each cell's probability of being drawn next."""
         names = [task if self.config.perturb is None else f"{task}/{axis}" for task, axis in self._cells]
         drawn = zip(names, self.probabilities.tolist(), strict=True)
-        return super().metrics() | {f"sampling/{name}": share for name, share in drawn}
+        return super().metrics(episodes) | {f"sampling/{name}": share for name, share in drawn}
 
     def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
         generator = np.random.default_rng([self.seed, _WORST, self._num_drawn])

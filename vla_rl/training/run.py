@@ -63,7 +63,6 @@ class TrainingRun:
         learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
         earlier: rollouts to learn from once more; None without `train.reuse`.
         demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
-        demonstration_loss: what `learner.update` calls for the anchor; None without demonstrations.
     """
 
     def __init__(self, recipe: TrainRecipe, folder: Path, resume: bool):
@@ -90,7 +89,6 @@ class TrainingRun:
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             needed = recipe.sft if recipe.needs_demonstrations else None
             self.demonstrations = needed and Demonstrations(self.policy, needed, self.env.spec, recipe.seed, self.world)
-            self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
             self.gate = self._open_gate() if recipe.gate.every else None
             self.earlier = EarlierRollouts.of(self.config, self.world) if self.config.reuse else None
@@ -208,7 +206,8 @@ class TrainingRun:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
         logged |= rollout_metrics(episodes, self.algo.compares_episodes) | reward_metrics(played) | metrics
-        logged |= self.source.metrics() | self.sampler.metrics() | {"rollout/num_processes": float(self.world.size)}
+        logged |= self.source.metrics() | self.sampler.metrics(episodes)
+        logged["rollout/num_processes"] = float(self.world.size)
         logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]

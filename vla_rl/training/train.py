@@ -32,7 +32,7 @@ def train(
             episodes = run.roll_out()
             together = run.earlier.beside(episodes, run.iteration) if run.earlier else episodes
             batch = run.learner.prepare(together)
-            metrics = run.learner.update(batch, run.demonstration_loss)
+            metrics = run.learner.update(batch, run.demonstrations and run.demonstrations.loss)
             run.finish_iteration(episodes, metrics)
             if run.is_due(cfg.validate_every):
                 run.validate()

@@ -15,7 +15,7 @@ import pytest
 
 from vla_rl.common import run_folder as run
 from vla_rl.common.pretrained import how_to_make
-from vla_rl.common.progress import write_status
+from vla_rl.common.progress import RunStatus
 from vla_rl.common.run_folder import RunFolder, git_commit, is_free, open_run, read_changes, read_metrics
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 from vla_rl.evaluation.report.report import change_texts
@@ -317,7 +317,7 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
     """Two in one folder: the second one's metrics replaced the file that the first went on writing to."""
     folder = open_run(Asked(), tmp_path / "run", resume=False)
     status = RunFolder(folder).status
-    write_status(RunFolder(folder).status, "iterations", 1, 2, 3, 20, "running")
+    RunStatus(step="iterations", number=1, of=2, done=3, total=20).write(status)
     own = json.loads(status.read_text())
     assert open_run(Asked(), folder, resume=True) == folder, "its own process, as a loop's"
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

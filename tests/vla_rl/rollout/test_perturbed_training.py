@@ -47,10 +47,11 @@ def test_weights_follow_group_dro() -> None:
     sampler.update([*played("a", "clean", 4, 0), *played("a", "camera-3", 1, 3)])
     weights = np.exp([0.0, 0.5 * 0.75, 0.5])
     np.testing.assert_allclose(sampler.probabilities, 0.8 * weights / weights.sum() + 0.2 / 3)
-    sampler.update([*played("a", "noise-1", 1, 1), *played("a", "camera-1", 2, 2)])
+    last = [*played("a", "noise-1", 1, 1), *played("a", "camera-1", 2, 2)]
+    sampler.update(last)
     weights *= np.exp([0.0, 0.25, 0.25])
     np.testing.assert_allclose(sampler.probabilities, 0.8 * weights / weights.sum() + 0.2 / 3)
-    metrics = sampler.metrics()
+    metrics = sampler.metrics(last)
     assert metrics["train/success/noise"] == 0.5 and metrics["sampling/a/noise"] == sampler.probabilities[2]
 
 

@@ -104,8 +104,8 @@ def test_group_dro_ignores_lost_episodes_and_those_from_keyframes():
     sampler = SamplingConfig(kind="group_dro").build(["a", "b"])
     late = episode("a")
     late = replace(late, spec=replace(late.spec, keyframe=KEYFRAME))
-    sampler.update([episode("a", lost=True), late])
-    metrics = sampler.metrics()
+    sampler.update(played := [episode("a", lost=True), late])
+    metrics = sampler.metrics(played)
     assert metrics["sampling/a"] == metrics["sampling/b"] == 0.5  # Both still count as failing: nothing is known.
 
 

@@ -101,7 +101,7 @@ def test_resumed_runs_equal_uninterrupted_ones(small, sft, tmp_path, monkeypatch
 
 def test_without_demonstrations_there_is_none_and_where_needed_it_says_so(policy, sft, tmp_path):
     with TrainingRun(make_recipe(policy, sft), tmp_path / "plain", resume=False) as run:
-        assert run.demonstrations is None and run.demonstration_loss is None
+        assert run.demonstrations is None
         assert not isinstance(run.learner, ContinueBC)
     for option in ("train.control=continue_bc", "algo.bc_coef=0.1"):
         with pytest.raises(ConfigError, match=r"sft: this recipe has none, .*name them in sft\.datasets"):

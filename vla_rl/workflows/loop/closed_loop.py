@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.progress import write_status
+from vla_rl.common.progress import RunStatus
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
@@ -133,7 +133,7 @@ def telling(run: RunFolder, rounds: Sequence[Round], show: Callable[[str], None]
 
     def tell(text: str) -> None:
         number = min(1 + sum(done.finished for done in rounds), len(rounds))
-        write_status(run.status, text, number, len(rounds), 0, 0, "running")
+        RunStatus(step=text, number=number, of=len(rounds)).write(run.status)
         show(text)
 
     return tell
@@ -257,7 +257,7 @@ def conclude(
     write_text_atomic(run.gate, json.dumps(power | {"checks": checks}, indent=1) + "\n")
     shutil.copyfile(RunFolder(finished[-1].run).admission, run.admission)
     write_text_atomic(run.metrics, _metrics(recipe, finished))
-    write_status(run.status, "report", len(rounds), len(rounds), 0, 0, "finished")
+    RunStatus(step="report", number=len(rounds), of=len(rounds), state="finished").write(run.status)
     if len(after) > 1:
         summarize_controls(recipe, run.path, base, after)
     else:

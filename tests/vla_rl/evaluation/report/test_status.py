@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.common.progress import write_status
+from vla_rl.common.progress import RunStatus
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.report.report import write_report
 
@@ -27,7 +27,7 @@ AHEAD = {
 
 def said(folder: Path, *rows: dict[str, float]) -> str:
     run = RunFolder(folder)
-    write_status(run.status, "iterations", 1, 2, len(rows), 20, "finished")
+    RunStatus(step="iterations", number=1, of=2, done=len(rows), total=20, state="finished").write(run.status)
     run.config.write_text("name: toy\n")
     run.metrics.write_text("".join(json.dumps({"step": n} | row) + "\n" for n, row in enumerate(rows)))
     result = CliRunner().invoke(app, ["report", "--status", str(folder)])
@@ -54,7 +54,8 @@ def test_the_dashboard_of_the_machines_is_linked_while_the_run_goes_on(tmp_path:
     run, page = RunFolder(tmp_path), "http://10.0.0.7:8265"
     said(tmp_path, LOCAL)
     for state in ("running", "stopped"):
-        write_status(run.status, "iterations", 1, 2, 1, 20, state, page)
+        status = RunStatus(step="iterations", number=1, of=2, done=1, total=20, state=state, dashboard=page)
+        status.write(run.status)
         text = CliRunner().invoke(app, ["report", "--status", str(tmp_path)]).output
         write_report(tmp_path)
         shown = run.report.read_text()
