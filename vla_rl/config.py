@@ -35,6 +35,10 @@ from vla_rl.common.errors import ConfigError
 from vla_rl.common.kinds import BASES, DEFAULT_KINDS, KINDS, OUR_PACKAGES, RUNS, SECTION_OF
 from vla_rl.common.validation_errors import SectionError, explain
 
+HIDDEN = (
+    "{}: Python finds this as {!r}, in place of vla-rl's own package {}. Rename or move yours, or take {} off Python's "
+    "path (PYTHONPATH, the script's folder, and with `python -m` the current one)."
+)
 log = logging.getLogger(__name__)
 Section = Mapping[str, Any]
 
@@ -128,11 +132,7 @@ def check_packages() -> None:
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
         found = next((path for path in map(Path, places) if path.exists()), None)
         if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
-            raise ConfigError(
-                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. Rename or "
-                f"move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, and with "
-                "`python -m` the current one)."
-            )
+            raise ConfigError(HIDDEN.format(found, name, ours / name, found.parent))
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -273,29 +273,29 @@ def _on_top(base: Section, over: Section) -> dict[str, Any]:
 
 def _kept(base: Section, over: Section, level: int, name: str = "") -> dict[str, Any]:
     """`base`, a recipe or the section of a name, without the options that it loses where `over` changes a `kind`."""
-    result = dict(base)
     section = SECTION_OF.get(name, name)
     was = base.get("kind", DEFAULT_KINDS.get(section))
-    kind = over.get("kind", was)
-    if section in KINDS and was not in (None, kind):
-        shared = _shared_fields(resolve_kind(section, was, name), resolve_kind(section, kind, name))
-        if lost := sorted(base.keys() - shared - over.keys()):
-            log.log(level, f"{name}.kind: {was!r} became {kind!r}, so what was said of {', '.join(lost)} is left out")
-        result = {key: value for key, value in base.items() if key in shared}
+    is_other = section in KINDS and was not in (None, over.get("kind", was))
+    result = _shared_options(base, over, level, section, name) if is_other else dict(base)
     for key, new in over.items():
         if isinstance(old := result.get(key), Mapping) and isinstance(new, Mapping):
             result[key] = _kept(old, new, level, f"{name}.{key}" if name else key)
     return result
 
 
-def _shared_fields(a: Any, b: Any) -> set[str]:
-    """The options that two config classes have from a base of both, not those that only share a name.
+def _shared_options(base: Section, over: Section, level: int, section: str, name: str) -> dict[str, Any]:
+    """Of a section whose kind changes, what both kinds have from a base of both, not what only shares a name.
 
-    Those that are `bound_to_kind` are among them only where one class extends the other.
+    Options that are `bound_to_kind` are among them only where one class extends the other.
     """
+    was, kind = base.get("kind", DEFAULT_KINDS.get(section)), over["kind"]
+    a, b = resolve_kind(section, was, name), resolve_kind(section, kind, name)
     bound = set() if issubclass(a, b) or issubclass(b, a) else set(a.bound_to_kind)
-    bases = [base for base in a.__mro__ if issubclass(base, BaseModel) and issubclass(b, base)]
-    return {name for base in bases for name in base.model_fields if name not in bound}
+    common = [one for one in a.__mro__ if issubclass(one, BaseModel) and issubclass(b, one)]
+    shared = {option for one in common for option in one.model_fields if option not in bound}
+    if lost := sorted(base.keys() - shared - over.keys()):
+        log.log(level, f"{name}.kind: {was!r} became {kind!r}, so what was said of {', '.join(lost)} is left out")
+    return {key: value for key, value in base.items() if key in shared}
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

@@ -65,10 +65,12 @@ class AlgoOptions(OptimizedConfig):
     Attributes:
         compares_episodes: an advantage comes from the other episodes of a group, which so needs two at least.
         takes_stale_chunks: it can learn from chunks that an earlier policy drew.
+        uses_critic: the policy needs a value head, which learns at `critic_lr`.
     """
 
     compares_episodes: ClassVar[bool] = False
     takes_stale_chunks: ClassVar[bool] = True
+    uses_critic: ClassVar[bool] = False
 
     kind: str
     # Optimizer.
@@ -101,11 +103,6 @@ class AlgoOptions(OptimizedConfig):
     def critic_lr(self) -> float | None:
         """Learning rate of the critic, which is the policy's value head; None: the algorithm has none."""
         return None
-
-    @property
-    def uses_critic(self) -> bool:
-        """Whether the policy needs a value head."""
-        return self.critic_lr is not None
 
     @property
     def skips_zero_advantage(self) -> bool:

@@ -6,7 +6,7 @@ Shape legend: N decisions (chunks), K chunks of one episode, H actions in a chun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -34,6 +34,8 @@ AdvantageLevel = Literal["action", "chunk"]
 
 class PPOConfig(SurrogateConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
+
+    uses_critic: ClassVar[bool] = True
 
     kind: Literal["ppo"] = "ppo"
     clip: ClipConfig = ClipConfig(high=0.2)

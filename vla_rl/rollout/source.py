@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import SerializeAsAny
@@ -159,21 +159,13 @@ def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
 
 
 class RolloutConfig(Config, ABC):
-    """Base of every rollout section: where a training run's episodes come from.
-
-    Attributes:
-        uses_env: the source steps the run's own environment, in this process.
-    """
-
-    uses_env: ClassVar[bool] = True
+    """Base of every rollout section: where a training run's episodes come from."""
 
     kind: str
 
     def build_env(self, env: EnvConfig) -> VecEnv:
         """Start the run's own environment; where only checks and evaluations may need it, not before they do."""
-        if self.uses_env:
-            return env.build()
-        return env.build_elsewhere() if env.is_imagined else LaterEnv(env)
+        return env.build()
 
     def placed(self, env: EnvConfig) -> EnvConfig:
         """An environment's section, built where this one says: here, in this process."""

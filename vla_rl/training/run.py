@@ -65,16 +65,18 @@ class TrainingRun:
         demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
     """
 
+    iteration = 0
+    _saved_at = -1
+    _imagined: float | None = None  # What the last rollouts' episodes from initial states were paid.
+    _best: tuple[float, int] | None = None  # validation success, iteration
+    _interrupted = _is_looping = False
+
     def __init__(self, recipe: TrainRecipe, folder: Path, resume: bool):
         if recipe.num_threads:
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
-        self.iteration, self._saved_at = 0, -1
-        self._imagined: float | None = None  # What the last rollouts' episodes from initial states were paid.
         self.world, device = current(), resolve_device(recipe.device)
         self.stopwatch = Stopwatch(device if recipe.log.exact_times else None)
-        self._best: tuple[float, int] | None = None  # validation success, iteration
-        self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
         self.steps = run_steps(self.folder, self.config, recipe.log.console, self.world.is_main)
         plan = RolloutPlan(

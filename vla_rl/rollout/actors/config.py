@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.common.distributed.process_group import ProcessGroup
 from vla_rl.config import ConfigError
-from vla_rl.rollout.source import RolloutConfig, RolloutPlan
+from vla_rl.interfaces import EnvConfig, VecEnv
+from vla_rl.rollout.source import LaterEnv, RolloutConfig, RolloutPlan
 
 LEAST_STORE_MB = 75
 
 
 class RayOptions(RolloutConfig):
     """What `RayRolloutConfig` takes, as its hosts, workers and sources know it."""
-
-    uses_env: ClassVar[bool] = False
 
     kind: Literal["ray"] = "ray"
     address: str | None = Field(
@@ -58,6 +57,9 @@ class RayOptions(RolloutConfig):
         if 0 < size < LEAST_STORE_MB:
             raise ValueError(f"Ray takes {LEAST_STORE_MB} or more, or 0 for its own choice")
         return size
+
+    def build_env(self, env: EnvConfig) -> VecEnv:
+        return env.build_elsewhere() if env.is_imagined else LaterEnv(env)
 
     def check(self, plan: RolloutPlan, world: ProcessGroup) -> None:
         """Refuse what cannot work before anything starts.
