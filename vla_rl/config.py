@@ -226,8 +226,6 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     A ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
     """
     path = Path(path).resolve()
-    if path in above:
-        raise ConfigError(f"base: {path} is its own base ({' -> '.join(p.name for p in (*above, path))})")
     if not path.is_file():
         raise _not_found(path)
     try:
@@ -246,7 +244,10 @@ def _extended(path: Path, base: Any, values: dict[str, Any], above: tuple[Path, 
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
     beside = path.parent / base
-    below = read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
+    file = (beside if beside.is_file() else find_recipe(base, f"{path}: base: ")).resolve()
+    if file in (*above, path):
+        raise ConfigError(f"base: {file} is its own base ({' -> '.join(p.name for p in (*above, path, file))})")
+    below = read_yaml(file, (*above, path))
     run = values.get("run", below.get("run"))
     if run is not None and run != below.get("run"):
         below = {name: below[name] for name in below if name in resolve_kind("run", str(run)).model_fields}

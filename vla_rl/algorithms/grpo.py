@@ -1,4 +1,4 @@
-"""GRPO: an episode's advantage is its reward less its group's mean, over the group's deviation. Numpy only."""
+"""GRPO and RLOO: an episode's advantage is its reward less what its group's, or the others of it, got. Numpy only."""
 
 from __future__ import annotations
 
@@ -40,4 +40,33 @@ def group_relative(
             continue
         scale = values.std(ddof=1) + eps if normalize_std else 1.0
         advantage[rows] = (values - values.mean()) / scale
+    return advantage
+
+
+class RLOOConfig(GroupConfig):
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024), as RIPT-VLA uses it with PPO's clipping."""
+
+    kind: Literal["rloo"] = "rloo"
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return leave_one_out(rewards, groups), np.ones(len(rewards), bool)
+
+
+def leave_one_out(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """RLOO: A_k = R_k - mean of R_j over j != k in the group (Kool et al. 2019; RIPT-VLA, arXiv 2505.17016).
+
+    A group of one has no baseline and gets 0.
+
+    Args:
+        rewards: float (E,). groups: int (E,).
+
+    Returns:
+        float64 (E,).
+    """
+    rewards = np.asarray(rewards, np.float64)
+    advantage = np.zeros_like(rewards)
+    for rows in rows_by_group(groups):
+        values = rewards[rows]
+        if not all_same(values):
+            advantage[rows] = values - (values.sum() - values) / (len(values) - 1)
     return advantage

@@ -142,18 +142,13 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Metrics]:
     """Return the weighted clipped surrogate, a scalar, with one ratio per token, action or chunk; and `ratio_metrics`.
 
-    With `behavior` it is the decoupled objective (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298): the
-    ratio is clipped around the proximal policy `old`, and each unit counts by the importance weight
-    min(old / behavior, BEHAVIOR_CAP), through which no gradient goes.
-
     Args:
         config: its ratio_level and clips. log_prob, old: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
         weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
-        behavior: (B, H, A), of the policies that drew the chunks; None: `old` is theirs.
+        behavior: (B, H, A), of the policies that drew the chunks; None: `old` is theirs. See `decoupled`.
     """
-    counts = (weight > 0)[..., None]
-    log_ratio = _of_units(torch.where(counts, log_prob - old, 0.0), config)
+    log_ratio = _of_units(log_prob - old, weight, config)
     if config.ratio_level == "token":
         unit_weight = (weight / log_prob.shape[-1])[..., None].expand_as(log_ratio)
         unit_advantage = advantage[..., None].expand_as(log_ratio)
@@ -166,26 +161,36 @@ def policy_loss(
     per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, *clips)
     metrics = ratio_metrics(log_ratio, unit_weight, is_clipped)
     if behavior is not None:
-        importance = bounded(_of_units(torch.where(counts, old - behavior, 0.0), config)).exp()
-        per_unit = per_unit * importance.clamp_max(BEHAVIOR_CAP)
-        metrics |= importance_metrics(importance, unit_weight, BEHAVIOR_CAP)
+        per_unit, importance = decoupled(per_unit, _of_units(old - behavior, weight, config), unit_weight)
+        metrics |= importance
     return (unit_weight * per_unit).sum(), metrics
 
 
-def _of_units(difference: torch.Tensor, config: SurrogateOptions) -> torch.Tensor:
-    """Sum differences of log-probabilities (B, H, A) over what one ratio covers."""
+def _of_units(difference: torch.Tensor, weight: torch.Tensor, config: SurrogateOptions) -> torch.Tensor:
+    """Sum differences of log-probabilities (B, H, A) over what one ratio covers; 0 where the weight (B, H) is."""
+    difference = torch.where((weight > 0)[..., None], difference, 0.0)
     if config.ratio_level == "token":
         return difference
     return difference.sum(-1) if config.ratio_level == "action" else difference.sum((-1, -2))
 
 
-@torch.no_grad()
-def importance_metrics(importance: torch.Tensor, weight: torch.Tensor, cap: float) -> Metrics:
-    """Return sums over the importance weights before they are truncated, and the largest; see `ratio_metrics`."""
-    return {
+def decoupled(per_unit: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
+    """Return the loss per unit of the decoupled objective, for chunks that an earlier policy drew, and metrics.
+
+    Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298: the ratio is clipped around the proximal policy, and
+    each unit counts by the importance weight min(proximal / behavior, BEHAVIOR_CAP), through which no gradient goes.
+
+    Args:
+        per_unit: the clipped loss. log_ratio: of proximal to behavior policy, without gradient. weight: of each unit.
+            All of one shape.
+
+    Metrics are sums over the importance weights before they are truncated, and the largest; see `ratio_metrics`.
+    """
+    importance = bounded(log_ratio).exp()
+    return per_unit * importance.clamp_max(BEHAVIOR_CAP), {
         "importance": (weight * importance).sum(),
         "importance_squared": (weight * importance**2).sum(),
-        "importance_truncated": (weight * (importance > cap)).sum(),
+        "importance_truncated": (weight * (importance > BEHAVIOR_CAP)).sum(),
         "importance_max": torch.where(weight > 0, importance, 0.0).amax(),
     }
 

@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
-        "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
+        "rloo": "vla_rl.algorithms.grpo:RLOOConfig",
         "ppo": "vla_rl.algorithms.ppo:PPOConfig",
         "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
     },

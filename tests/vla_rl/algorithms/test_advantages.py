@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from vla_rl.algorithms.batch import shuffle_advantages
-from vla_rl.algorithms.grpo import group_relative
+from vla_rl.algorithms.grpo import group_relative, leave_one_out
 from vla_rl.algorithms.ppo import action_gae, chunk_gae, gae, whiten
 from vla_rl.algorithms.reinforce_pp import batch_normalized
-from vla_rl.algorithms.rloo import leave_one_out
 from vla_rl.methods.algo.mc_grpo import median_baseline
 
 

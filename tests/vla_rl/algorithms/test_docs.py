@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from toy_problem import ToyPolicy, roll_out
 
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.config import Config, build_component
 from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 from vla_rl.methods.algo.mc_grpo import MCGRPOConfig

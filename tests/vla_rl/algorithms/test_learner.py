@@ -13,11 +13,10 @@ import torch
 from toy_problem import ToyPolicy, make_episode, observation, roll_out
 
 from vla_rl.algorithms import losses
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.learner import Learner, TrainingDivergedError
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.config import ConfigError, build_component
 from vla_rl.methods.algo.mc_grpo import MCGRPOConfig
 

@@ -8,10 +8,9 @@ import pytest
 from toy_problem import ToyPolicy, roll_out, success_rate
 
 from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.methods.algo.mc_grpo import MCGRPOConfig
 
 COMMON = {"optim": {"lr": 0.02}, "minibatch_size": 256, "micro_batch_size": 256, "epochs": 2}

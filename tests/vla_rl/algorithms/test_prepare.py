@@ -9,10 +9,9 @@ import pytest
 from toy_problem import ToyPolicy, make_episode, roll_out
 
 from vla_rl.algorithms.batch import gather_observations, valid_actions
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.methods.algo.mc_grpo import MCGRPOConfig
 from vla_rl.rollout.success import rollout_metrics
 
