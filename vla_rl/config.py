@@ -106,21 +106,20 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     A ConfigError, which calls the section by its `name`: unknown, or no class here that extends the section's base.
     """
     check_packages()
-    is_run = section == "run"
+    is_run, place = section == "run", name or section
     known, base = (RUNS, RUNS["eval"]) if is_run else (KINDS[section], BASES[section])
-    field, what = ("run", "kind of run") if is_run else (f"{name or section}.kind", f"{section} section")
+    field, what = ("run", "kind of run") if is_run else (f"{place}.kind", f"{section} section")
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        names = ", ".join(known if is_run else sorted(known))
-        raise ConfigError(
-            f"{field}: got {kind!r}, allowed: {names}, or 'package.module:Class'.{_nearest(str(kind), known)}"
-        )
+        names, hint = ", ".join(known if is_run else sorted(known)), _nearest(str(kind), known)
+        raise SectionError(place, f"{field}: got {kind!r}, allowed: {names}, or 'package.module:Class'.{hint}")
     target = known.get(kind, kind)
     try:
         found = resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
+        raise SectionError(place, f"{field}: {kind!r} names {target!r}, which cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, resolve_name(base))):
-        raise ConfigError(f"{field}: {target!r} is no {what}; it must be a class that extends {base.replace(':', '.')}")
+        needed = f"it must be a class that extends {base.replace(':', '.')}"
+        raise SectionError(place, f"{field}: {target!r} is no {what}; {needed}")
     return found
 
 
@@ -153,10 +152,7 @@ def build_component(section: str, values: Section | Config) -> Any:
         values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
         raise _no_section(section, values)
-    try:
-        return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
-    except ConfigError as error:
-        raise SectionError(section, str(error)) from None
+    return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
 
 
 def _no_section(section: str, values: Any) -> SectionError:
@@ -176,7 +172,7 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     try:
         return config_class.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(config_class, error, prefix)) from None
+        raise SectionError(prefix, explain(config_class, error, prefix)) from None
 
 
 def read_written(kind: type[M], file: Path, fix: str) -> M:  # noqa: UP047

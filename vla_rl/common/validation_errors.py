@@ -21,7 +21,7 @@ _PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section 
 
 
 class SectionError(ConfigError):
-    """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
+    """What is wrong with a section, each line beginning with `section`, its name where its class was found."""
 
     def __init__(self, section: str, message: str) -> None:
         super().__init__(message)
