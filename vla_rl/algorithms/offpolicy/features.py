@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from vla_rl.algorithms.offpolicy.candidates import embed_and_draw
 from vla_rl.algorithms.offpolicy.noise import embed_and_steer
+from vla_rl.algorithms.offpolicy.value_guided import embed_and_draw
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vla_rl.algorithms.offpolicy.candidates import SeveralChunksPolicy, embed_and_draw
+from vla_rl.algorithms.offpolicy.value_guided import SeveralChunksPolicy, embed_and_draw
 from vla_rl.common.row_noise import RowGenerator
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
