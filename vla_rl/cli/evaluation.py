@@ -25,7 +25,7 @@ from vla_rl.evaluation.sequential_compare import SequentialConfig
 from vla_rl.evaluation.suites import dimension_table
 from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import COLLECT, EVAL
-from vla_rl.recipe.recipe import ANY, Recipe
+from vla_rl.recipe.recipe import ANY, Recipe, check
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
@@ -100,7 +100,7 @@ def evaluate(
         raise ConfigError(f"--levels: got {levels!r} without --perturb, whose levels they are; name its axes, or all")
     if suites is not None and perturb is not None:
         raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
-    loaded = load_run(recipe, overrides, output, resume, EVAL if suites is None else ANY)
+    loaded = check(load_run(recipe, overrides, output, resume), EVAL if suites is None else ANY)
     perturbations = [] if perturb is None else chosen(loaded, perturb, levels or "1,2,3")
     recipes = {} if suites is None else suite_recipes(loaded, suites)
     # A folder that holds the same recipe takes another evaluation, or goes on with one that was cut off.

@@ -151,7 +151,7 @@ def reproduce(
         return
     packet, folder, typed = packet_of(name), output or Path("runs") / name, overrides or []
     if is_run and resume:
-        loaded = load_run(None, typed, folder, resume, ANY)
+        loaded = load_run(None, typed, folder, resume)
     else:
         loaded = load(packet.recipe, [*packet.overrides, *typed], ANY, runs=is_run)
     if is_run:

@@ -33,7 +33,7 @@ def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output 
     every episode that the policy runs, which is frozen. hil: the same with a person beside it. rac: rounds of a
     scripted person's corrections, and cloning.
     """
-    loaded = load_run(recipe, overrides, output, resume, ANY)
+    loaded = load_run(recipe, overrides, output, resume)
     if loaded.run in OTHERWISE:
         check_command(loaded.run)
         start(training_by(loaded.run), loaded, output, resume)
@@ -66,7 +66,7 @@ def run[R: Recipe](
     kind: Run[R], recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool
 ) -> None:
     """Make a run of a recipe, or resume one."""
-    start(kind, load_run(recipe, overrides, output, resume, ANY), output, resume)
+    start(kind, load_run(recipe, overrides, output, resume), output, resume)
 
 
 def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: bool) -> None:
@@ -92,13 +92,11 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     return launched_group(recipe)
 
 
-def load_run[R: Recipe](
-    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: Command[R]
-) -> R:
+def load_run(recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool) -> Recipe:
     """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
     if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
         recipe, overrides = _of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())]
-    return load(recipe, overrides, command)
+    return load(recipe, overrides, ANY)
 
 
 def _of_run(folder: Path | None, resume: bool) -> str:
