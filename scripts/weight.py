@@ -44,7 +44,7 @@ LIMITS = {
     "files": Limit(554, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
-    "option entries": Limit(889, 850),
+    "option entries": Limit(887, 850),
     "commands": Limit(39, 40),
     "two-way rooms of vla_rl": Limit(3, 4),
     "two-way rooms of sim": Limit(0, 2),

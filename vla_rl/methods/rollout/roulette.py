@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import expit
 
@@ -29,6 +28,10 @@ from vla_rl.training.optimizers import is_critic
 from vla_rl.types import Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 _SEEN, _WEIGHT = "roulette/seen", "roulette/weight"  # Of `Episode.info`, on the way from the environment to the fit.
+# Share of the successes that may be called hopeless, at most: the probe's threshold is their conformal quantile, on
+# initial states that the probe was not fitted on.
+MAX_STOPPED = 0.05
+GOING_ON = 0.2  # q, the probability with which a hopeless episode goes on all the same.
 _RIDGE = 30.0  # Episodes' worth of pull towards the probe before.
 _STREAM = 7  # Of random numbers, beside the policy's sampling.
 
@@ -37,19 +40,9 @@ class RouletteConfig(LocalRolloutConfig):
     """Episodes run in the training process; those that a probe calls hopeless end early. For algorithms of groups."""
 
     kind: Literal["roulette"] = "roulette"
-    max_stopped: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="Share of the successes that may be called hopeless, at most: the probe's threshold is their "
-        "conformal quantile, on initial states that the probe was not fitted on.",
-    )
-    going_on: float = Field(
-        default=0.2, gt=0, le=1, description="q, the probability with which a hopeless episode goes on all the same."
-    )
 
     def build(self, plan: RolloutPlan, env: VecEnv, world: ProcessGroup) -> RouletteSource:
-        return RouletteSource(env, plan.temperature, self)
+        return RouletteSource(env, plan.temperature)
 
 
 @dataclass(frozen=True)
@@ -194,10 +187,9 @@ class RouletteEnv(VecEnv):
 class RouletteSource(LocalSource):
     """Runs episodes here, and after each rollout fits the probe of the next."""
 
-    def __init__(self, env: VecEnv, temperature: float, config: RouletteConfig) -> None:
-        self.roulette = RouletteEnv(env, config.going_on)
+    def __init__(self, env: VecEnv, temperature: float) -> None:
+        self.roulette = RouletteEnv(env, GOING_ON)
         super().__init__(self.roulette, temperature)
-        self.config = config
         self._waiting: list[Told] = []  # Until they hold enough successes for a threshold.
         self._metrics: dict[str, float] = {}
 
@@ -234,12 +226,12 @@ class RouletteSource(LocalSource):
     def _learn(self) -> None:
         """Fit the probe on one half of what waits and choose its threshold on the other, once it has enough."""
         told, held = [t for t in self._waiting if t.fits], [t for t in self._waiting if t.success and not t.fits]
-        if not told or sum(t.weight for t in held) + 1 < 1 / self.config.max_stopped:
+        if not told or sum(t.weight for t in held) + 1 < 1 / MAX_STOPPED:
             return
         probe = fitted(told, self.roulette.probe)
         lowest = np.array([probe.probability(t.seen).min() for t in held])
         weight = np.array([t.weight for t in held])
-        threshold = chosen_threshold(lowest, weight, self.config.max_stopped)
+        threshold = chosen_threshold(lowest, weight, MAX_STOPPED)
         self.roulette.probe, self._waiting = replace(probe, threshold=threshold), []
 
     def metrics(self) -> dict[str, float]:

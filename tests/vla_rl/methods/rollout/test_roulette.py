@@ -15,6 +15,7 @@ from sim.dummy import DummyConfig
 from vla_rl.common.distributed.process_group import ALONE
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import ConfigError
+from vla_rl.methods.rollout import roulette
 from vla_rl.methods.rollout.roulette import Probe, RouletteConfig, RouletteEnv, Told, chosen_threshold, fitted, measured
 from vla_rl.rollout.source import GroupOrder, LocalRolloutConfig
 from vla_rl.types import EpisodeSpec, Observation, StepResult
@@ -137,9 +138,9 @@ class SlowReach(ReachPolicy):
         return torch.from_numpy(np.abs(ReachPolicy(speed=20).act(obs).actions[:, 0, :2]).max(-1, keepdims=True))
 
 
-def source(policy: nn.Module, kind: type[LocalRolloutConfig] = RouletteConfig, **options):
+def source(policy: nn.Module, kind: type[LocalRolloutConfig] = RouletteConfig):
     env = DummyConfig(num_envs=4, tasks=("reach_red",)).build()
-    made = kind(**options).build(SimpleNamespace(temperature=1.0), env, ALONE)  # pyright: ignore[reportArgumentType]
+    made = kind().build(SimpleNamespace(temperature=1.0), env, ALONE)  # pyright: ignore[reportArgumentType]
     made.publish(policy, 0)  # pyright: ignore[reportArgumentType]
     return made
 
@@ -149,14 +150,15 @@ def order(iteration: int) -> GroupOrder:
     return GroupOrder(specs, size=4, seed=iteration, first_group=0, num_groups=16)
 
 
-def test_a_source_ends_hopeless_episodes_and_goes_on_from_its_state():
+def test_a_source_ends_hopeless_episodes_and_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(roulette, "MAX_STOPPED", 0.1)
     policy = SlowReach(speed=0.3, noise=0.1)
-    ours, plain = source(policy, max_stopped=0.1), source(policy, LocalRolloutConfig)
+    ours, plain = source(policy), source(policy, LocalRolloutConfig)
     steps, hopeless = np.zeros((4, 2)), []
     for i in range(4):
         if i == 2:  # A checkpoint: another one goes on from it.
             state = json.loads(json.dumps(ours.state()))
-            ours = source(policy, max_stopped=0.1)
+            ours = source(policy)
             ours.load_state(state)
             assert json.loads(json.dumps(ours.state())) == state
         episodes = [s.collect(order(i), Stopwatch()) for s in (ours, plain)]
