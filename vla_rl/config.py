@@ -256,16 +256,7 @@ def merge(base: Section, over: Section, level: int = logging.WARNING) -> dict[st
 
     A section whose `kind` changes keeps the options that both kinds share. A line of this level says what else it had.
     """
-    return _on_top(_kept(base, over, level), over)
-
-
-def _on_top(base: Section, over: Section) -> dict[str, Any]:
-    """`base` with `over` on top, whatever the kinds of sections."""
-    result = {**base, **over}
-    for key, new in over.items():
-        if isinstance(old := base.get(key), Mapping) and isinstance(new, Mapping):
-            result[key] = _on_top(old, new)
-    return result
+    return functools.reduce(_with_option, (([key], value) for key, value in over.items()), _kept(base, over, level))
 
 
 def _kept(base: Section, over: Section, level: int, name: str = "") -> dict[str, Any]:
@@ -318,11 +309,13 @@ def _with_option(values: Section, over: tuple[Sequence[str], Any], above: str = 
     """`values` with an option, by its keys from the outermost on; where it is a section, on top of the one there."""
     (key, *inner), value = over
     name, old = f"{above}{key}", values.get(key)
-    if not inner:
-        return _on_top(values, {key: value})
-    if isinstance(old, list | tuple):
+    if inner and isinstance(old, list | tuple):
         raise _given_whole(name, old)
-    return {**values, key: _with_option(old if isinstance(old, Mapping) else {}, (inner, value), f"{name}.")}
+    if inner:
+        value = _with_option(old if isinstance(old, Mapping) else {}, (inner, value), f"{name}.")
+    elif isinstance(value, Mapping) and isinstance(old, Mapping):
+        value = functools.reduce(_with_option, (([key], one) for key, one in value.items()), old)
+    return {**values, key: value}
 
 
 def _given_whole(name: str, found: Sequence[Any]) -> ConfigError:
