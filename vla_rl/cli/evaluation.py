@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, check_writable, say, stopped
-from vla_rl.cli.running import joined, load, load_run, resumable
+from vla_rl.cli.running import load, load_run, opened_run
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder, open_run
@@ -111,26 +112,25 @@ def evaluate(
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
     given = {"--name": name, "--perturb": perturb, "--levels": levels, "--suites": suites}
     typed = shlex.join(["eval", *(word for pair in given.items() if pair[1] is not None for word in pair)])
-    with joined(loaded) as world:
-        run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
-        with resumable(typed, run.path):
-            if recipes:
-                results, written = evaluate_suites(recipes, run.path, name, say), f"{run.suites}, .md and .tex"
-                each = [Evaluation.load(run.evaluation(one)) for one in results.evaluations.values()]
-                tables = [results.table(), *([dimension_table(each)] if each[0].meta.groups else [])]
-            elif perturbations:
-                evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
-                tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
-            elif loaded.acting_env.not_stepped:
-                tables = [evaluate_recorded(loaded, run.path, name, say).table()]
-                written = str(run.action_errors_of(name))
-                if not run.metrics.is_file():  # The page of a run that learned is its own, and links to this one.
-                    shutil.copyfile(run.action_errors_of(name).with_suffix("") / run.report.name, run.report)
-                else:
-                    write_report(run.path)
+    with opened_run(loaded, typed, partial(open_run, loaded, output, resume=again)) as (world, folder):
+        run = RunFolder(folder)
+        if recipes:
+            results, written = evaluate_suites(recipes, run.path, name, say), f"{run.suites}, .md and .tex"
+            each = [Evaluation.load(run.evaluation(one)) for one in results.evaluations.values()]
+            tables = [results.table(), *([dimension_table(each)] if each[0].meta.groups else [])]
+        elif perturbations:
+            evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
+            tables, written = [evaluation.table(), robustness.table()], f"{run.robustness} and .png"
+        elif loaded.acting_env.not_stepped:
+            tables = [evaluate_recorded(loaded, run.path, name, say).table()]
+            written = str(run.action_errors_of(name))
+            if not run.metrics.is_file():  # The page of a run that learned is its own, and links to this one.
+                shutil.copyfile(run.action_errors_of(name).with_suffix("") / run.report.name, run.report)
             else:
-                evaluation, written = run_evaluation(loaded, run.path, name), str(run.evaluation(name))
-                tables = [dimension_table([evaluation]) if evaluation.meta.groups else evaluation.table()]
+                write_report(run.path)
+        else:
+            evaluation, written = run_evaluation(loaded, run.path, name), str(run.evaluation(name))
+            tables = [dimension_table([evaluation]) if evaluation.meta.groups else evaluation.table()]
     if world.is_main:
         for table in tables:
             print_table(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -75,18 +75,30 @@ def start[R: Recipe](kind: Run[R], recipe: Recipe, output: Path | None, resume: 
     if datasets := kind.datasets(loaded):
         loaded = pinned(loaded, say, *datasets)
     opened = partial(open_run, loaded, output, resume, free=kind.free, check=kind.check_changes, first=True)
-    with joined(loaded) as world:
+    with opened_run(loaded, kind.name, opened) as (world, folder):
+        lines = kind.start(loaded, folder, resume, say)
+    if world.is_main:
+        typer.echo("\n".join(lines))
+
+
+@contextmanager
+def opened_run(recipe: Recipe, command: str, opened: Callable[[], Path]) -> Iterator[tuple[ProcessGroup, Path]]:
+    """Join the processes that a launcher started, if one did, and open the run's folder, for a block.
+
+    On Ctrl-C, or where the disk is full, it says that the run is saved and how to resume it.
+    """
+    with nullcontext(ALONE) if num_launched() == 1 else _launched(recipe) as world:
         folder = Path(world.broadcast_from_main(lambda: str(opened())))
-        with resumable(kind.name, folder):
-            lines = kind.start(loaded, folder, resume, say)
-        if world.is_main:
-            typer.echo("\n".join(lines))
+        again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
+        try:
+            yield world, folder
+        except DiskFullError as error:
+            raise DiskFullError(error.errno, f"{error.strerror}. To resume the run:\n  {again}") from error
+        except KeyboardInterrupt:
+            raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None
 
 
-def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
-    """Join the processes that a launcher started, for a block; without a launcher: this process alone."""
-    if num_launched() == 1:
-        return nullcontext(ALONE)
+def _launched(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     from vla_rl.common.distributed.launched import launched_group
 
     return launched_group(recipe)
@@ -106,15 +118,3 @@ def _of_run(folder: Path | None, resume: bool) -> str:
     if not RunFolder(folder).exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
     return str(RunFolder(folder).config)
-
-
-@contextmanager
-def resumable(command: str, folder: Path) -> Iterator[None]:
-    """On Ctrl-C, or where the disk is full, say that the run is saved and how to resume it."""
-    again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
-    try:
-        yield
-    except DiskFullError as error:
-        raise DiskFullError(error.errno, f"{error.strerror}. To resume the run:\n  {again}") from error
-    except KeyboardInterrupt:
-        raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None
