@@ -194,14 +194,14 @@ def rows_by_group(groups: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(groups == group) for group in np.unique(groups)]
 
 
-def all_same(values: np.ndarray) -> bool:
-    """Return whether all values (at least one) are equal, so that their advantages are exactly 0."""
-    return bool((values == values[0]).all())
+def mixed_groups(rewards: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each group whose rewards differ; the others' advantages are exactly 0. Both are (E,)."""
+    return [rows for rows in rows_by_group(groups) if (rewards[rows] != rewards[rows[0]]).any()]
 
 
 def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether the rewards in each episode's group differ, bool (E,)."""
-    return np.array([not all_same(rewards[groups == group]) for group in groups], bool)
+    return np.isin(groups, [groups[rows[0]] for rows in mixed_groups(rewards, groups)])
 
 
 Part = tuple[dict[str, np.ndarray], Observation]  # A batch's arrays by name, with a row for each decision.

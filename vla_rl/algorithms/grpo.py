@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from vla_rl.algorithms.base import GroupConfig
-from vla_rl.algorithms.batch import all_same, rows_by_group
+from vla_rl.algorithms.batch import mixed_groups
 
 
 class GRPOConfig(GroupConfig):
@@ -34,10 +34,8 @@ def group_relative(
     """
     rewards = np.asarray(rewards, np.float64)
     advantage = np.zeros_like(rewards)
-    for rows in rows_by_group(groups):
+    for rows in mixed_groups(rewards, groups):
         values = rewards[rows]
-        if all_same(values):
-            continue
         scale = values.std(ddof=1) + eps if normalize_std else 1.0
         advantage[rows] = (values - values.mean()) / scale
     return advantage
@@ -65,8 +63,7 @@ def leave_one_out(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """
     rewards = np.asarray(rewards, np.float64)
     advantage = np.zeros_like(rewards)
-    for rows in rows_by_group(groups):
+    for rows in mixed_groups(rewards, groups):
         values = rewards[rows]
-        if not all_same(values):
-            advantage[rows] = values - (values.sum() - values) / (len(values) - 1)
+        advantage[rows] = values - (values.sum() - values) / (len(values) - 1)
     return advantage

@@ -77,8 +77,7 @@ def surrogate_loss(
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
     old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)
-    drawn = batch.behavior_log_prob
-    behavior = None if drawn is None else tensor(drawn[rows], log_prob)
+    behavior = None if batch.behavior_log_prob is None else tensor(batch.behavior_log_prob[rows], log_prob)
     loss, metrics = policy_loss(config, log_prob, old, advantage, weights, behavior)
     metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from vla_rl.algorithms.base import GroupConfig
-from vla_rl.algorithms.batch import all_same, rows_by_group
+from vla_rl.algorithms.batch import rows_by_group
 
 
 class MCGRPOConfig(GroupConfig):
@@ -44,7 +44,7 @@ def median_baseline(rewards: np.ndarray, groups: np.ndarray, eps: float = 1e-6) 
         values = rewards[rows]
         middle = int(np.argsort(values, kind="stable")[(len(values) - 1) // 2])
         included[rows[middle]] = False
-        if all_same(values):
+        if (values == values[0]).all():
             continue
         centered = values - values[middle]
         deviation = float(np.median(np.abs(centered)))
