@@ -40,7 +40,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(100_724, 82_000),
+    "lines": Limit(100_705, 82_000),
     "files": Limit(554, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
@@ -59,7 +59,7 @@ LIMITS = {
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
-    "lines to the loss": Limit(1_324, 1_100),
+    "lines to the loss": Limit(1_312, 1_100),
     "files to the loss": Limit(21, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(86, 75),
