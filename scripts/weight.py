@@ -59,7 +59,7 @@ LIMITS = {
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),
-    "lines to the loss": Limit(1_312, 1_100),
+    "lines to the loss": Limit(1_309, 1_100),
     "files to the loss": Limit(21, 18),
     "fast tests": Limit(None, None),
     "live tests": Limit(86, 75),

@@ -65,6 +65,8 @@ class Learner:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     world: ProcessGroup = ALONE
 
+    iteration = num_good_steps = _num_critic_steps = 0  # The last: good, and of the critic alone.
+
     def __post_init__(self) -> None:
         config, policy = self.config, self.policy
         if self.temperature <= 0:
@@ -72,7 +74,6 @@ class Learner:
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
         config.check_policy(policy)
-        self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.
         self._bad_steps = BadSteps(config.optim.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self._critic_parameters = [p for n, p in self._parameters.items() if is_critic(n)]

@@ -125,11 +125,11 @@ class TaskSampler:
     tasks: list[str]
     seed: int = 0
     keyframes: Sequence[EpisodeSpec] = ()
+    _num_groups = _num_keyframes = _num_drawn = _num_perturbed = 0
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks: got {self.tasks}, need at least one, each once")
-        self._num_groups = self._num_keyframes = self._num_drawn = self._num_perturbed = 0
         self._num_of_task = dict.fromkeys(self.tasks, 0)
 
     def draw(self, num_groups: int) -> list[EpisodeSpec]:

@@ -77,7 +77,6 @@ class TrainingRun:
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
         self.world, device = current(), resolve_device(recipe.device)
         self.stopwatch = Stopwatch(device if recipe.log.exact_times else None)
-        self._handlers: dict[int, Any] = {}
         self.steps = run_steps(self.folder, self.config, recipe.log.console, self.world.is_main)
         plan = RolloutPlan(
             env=with_steps_after_success(recipe.env, 0),  # RL learns from none.
@@ -411,8 +410,8 @@ class TrainingRun:
 
     def __enter__(self) -> Self:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
-            self._handlers[number] = signal.signal(number, self._on_interrupt)
+        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        self._handlers = {number: signal.signal(number, self._on_interrupt) for number in numbers}
         self.stopwatch.restart()  # Setting up is no part of the first iteration.
         return self
 
