@@ -59,7 +59,7 @@ class Headroom:
 
         Over 13 bases none of these figures reliably predicted what RL gained: the rank correlation of `mixed` was .21
         [-.41, .81], and that of `best_of_n` minus success .63 [.20, .90], whose p of .02 is .11 once corrected for five
-        predictors (`scripts/preflight_study.py`, docs/notebook/results_tabletop.md).
+        predictors (docs/notebook/results_tabletop.md).
         """
         if self.mixed.value >= FEW:
             mixed = f"{100 * self.mixed.value:.0f} of 100 groups are mixed"
