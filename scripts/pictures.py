@@ -57,13 +57,17 @@ def same_actions(env: VecEnv, episode: Episode) -> tuple[np.ndarray, bool]:
     return np.concatenate(frames), success
 
 
-def draw_imagined_and_real(run: Path) -> None:
-    """Draw the trained policy acting in imagination, above the same actions in the simulator, a column a task."""
-    recipe = load_recipe("tabletop_imagination")
+def draw_imagined_and_real(run: Path, recipe_name: str, picture: str) -> None:
+    """Draw the trained policy acting in imagination, above the same actions in the simulator.
+
+    A column for each task; of a recipe with one task, for each of several initial states.
+    """
+    recipe = load_recipe(recipe_name)
     policy = load_policy(RunFolder(run / "round_1" / "train").policy)
     world_model = RunFolder(run / "round_1" / "fit").world_model
     with closing(imagined_env(recipe, world_model).build(num_envs=1, record_frames=True)) as env:
-        specs = [EpisodeSpec(task, "validation", STATES[0]) for task in env.spec.tasks]
+        states = STATES[:1] if len(env.spec.tasks) > 1 else STATES
+        specs = [EpisodeSpec(task, "validation", state) for task in env.spec.tasks for state in states]
         imagined = [collect(policy, env, [spec], temperature=0.0)[0] for spec in specs]
     with closing(recipe.acting_env.model_copy(update={"num_workers": 0}).build(1, record_frames=True)) as env:
         real = [same_actions(env, episode) for episode in imagined]
@@ -73,7 +77,7 @@ def draw_imagined_and_real(run: Path) -> None:
     frames = np.concatenate([frames[::2], np.repeat(frames[-1:], HOLD, axis=0)])
     images = [Image.fromarray(frame).quantize(96, dither=Image.Dither.NONE) for frame in frames]
     images[0].save(
-        PICTURES / "imagined_and_real.gif",
+        PICTURES / picture,
         save_all=True,
         append_images=images[1:],
         duration=1000 // FRAMES_PER_SECOND,
@@ -166,15 +170,18 @@ def draw_console() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="of `vla-rl demo`")
+    parser.add_argument("--libero-demo", type=Path, help="of `vla-rl demo --libero`: its moving picture")
     parser.add_argument("--console", action="store_true", help="the console's picture")
     parser.add_argument("--dataset", type=Path, help="a dataset with the page that `vla-rl report` wrote")
     parser.add_argument("--libero", type=Path, help="an evaluation in LIBERO: `vla-rl eval`'s folder")
     args = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     if args.run:
-        draw_imagined_and_real(args.run)
+        draw_imagined_and_real(args.run, "tabletop_imagination", "imagined_and_real.gif")
         draw_gain(args.run)
         draw_pages(pages_of(args.run))
+    if args.libero_demo:
+        draw_imagined_and_real(args.libero_demo, "libero_imagination", "libero_imagined_and_real.gif")
     if args.dataset:
         draw_pages({"dataset.png": args.dataset / "report.html"}, height=1000)
     if args.libero:
