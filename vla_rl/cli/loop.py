@@ -38,9 +38,10 @@ def demo(
     overrides: Overrides = None,
     output: Output = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Policy and (weaker) world model anew.")] = False,
+    libero: Annotated[bool, typer.Option("--libero", help="On a task of LIBERO, which `make setup-dev` adds.")] = False,
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
-    typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
+    typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, libero, program=PROGRAM)}")
     words = ("train", "tabletop_grpo", "--output", "runs/first")
     typer.echo(next_command(*words, what="GRPO in the simulator itself"))
 

@@ -1,4 +1,4 @@
-"""`vla-rl demo`: the whole loop on the built-in tabletop, from the shipped policy and world model to a report."""
+"""`vla-rl demo`: the whole loop, from a shipped policy and world model to a report: on the tabletop, or in LIBERO."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import rich
 
 from vla_rl.common.distributed.process_group import resolve_device
+from vla_rl.common.errors import ConfigError
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
@@ -24,14 +25,19 @@ from vla_rl.workflows.loop.closed_loop import loop
 from vla_rl.workflows.loop.controls import evaluations
 from vla_rl.workflows.loop.rounds import Round
 
-RECIPE = "tabletop_imagination"
+RECIPE, LIBERO_RECIPE = "tabletop_imagination", "libero_imagination"
 # How the shipped base policy was made: recipes to collect and clone, in order.
 BASE_RECIPES = ("tabletop_pretrain", "tabletop_colour", "tabletop_bowl", "tabletop_habit")
 WORLD_MODEL_RECIPE = "tabletop_world_model"
 
 
 def demo(
-    overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False, *, program: Sequence[str]
+    overrides: Sequence[str] = (),
+    output: Path | None = None,
+    from_scratch: bool = False,
+    libero: bool = False,
+    *,
+    program: Sequence[str],
 ) -> Path:
     """Real episodes of the base policy, a world model calibrated on them, GRPO in it, real success before and after.
 
@@ -41,41 +47,51 @@ def demo(
         overrides: `key=value` on the demo's recipe.
         output: the run's folder; by default one in `runs/`.
         from_scratch: make the base policy and the base world model anew first, which takes hours.
+        libero: on a task of LIBERO (which is installed separately), not on the tabletop.
         program: how `vla-rl` is started, for the controls.
 
     Returns:
         the report's path.
+
+    Raises:
+        ConfigError: LIBERO from scratch; or the recipe's refusals.
     """
+    if libero and from_scratch:
+        raise ConfigError(
+            "demo: got --libero and --from-scratch, allowed: one of them. The commands that made LIBERO's policy and "
+            "world model are in docs/notebook/results_libero.md."
+        )
+    name = LIBERO_RECIPE if libero else RECIPE
     started = time.monotonic()
     if from_scratch:
         policy = make_base_policy()
         world_model = make_base_world_model(policy)
         overrides = [f"policy.path={policy}", f"env.path={world_model}", *overrides]
-    overrides = [*for_gpu(overrides), *overrides]
-    recipe = check(load_recipe(RECIPE, overrides), LOOP)
+    overrides = [*for_gpu(name, overrides), *overrides]
+    recipe = check(load_recipe(name, overrides), LOOP)
     folder = open_run(recipe, output, resume=False)
     rich.print(f"Post-training the base policy in imagination; everything goes to [bold]{folder}[/].")
     try:
         done = loop(recipe, folder, program, lambda text: rich.print(f"[bold]{text}[/]"))
     except KeyboardInterrupt:
-        again = shlex.join(["vla-rl", "loop", RECIPE, *overrides, "--output", str(folder), "--resume"])
+        again = shlex.join(["vla-rl", "loop", name, *overrides, "--output", str(folder), "--resume"])
         rich.print(f"Stopped. The run is saved in {folder}; to resume it:\n  {again}")
         raise
     _show(recipe, done)
     rich.print(
         f"in {(time.monotonic() - started) / 60:.1f} minutes. One run is no proof that RL did it: "
-        "docs/results_tabletop.md has several seeds, with both controls."
+        f"docs/results_{'libero' if libero else 'tabletop'}.md has several seeds, with controls."
     )
     rich.print(f"policy: {RunFolder(done.run).policy}")
     return RunFolder(done.run).report
 
 
-def for_gpu(overrides: Sequence[str]) -> list[str]:
-    """What the demo sets on a GPU, where a pass takes about as long for many episodes as for a few; else nothing.
+def for_gpu(name: str, overrides: Sequence[str]) -> list[str]:
+    """What the demo sets in a recipe on a GPU, where a pass takes about as long for many episodes as for a few.
 
-    All of an iteration's episodes are imagined at once, and a minibatch is not cut into smaller ones.
+    All of an iteration's episodes are imagined at once, and a minibatch is not cut; elsewhere nothing is set.
     """
-    recipe = check(load_recipe(RECIPE, overrides), PLAN)
+    recipe = check(load_recipe(name, overrides), PLAN)
     if resolve_device(recipe.device).partition(":")[0] != "cuda":
         return []
     given = {text.partition("=")[0] for text in overrides}

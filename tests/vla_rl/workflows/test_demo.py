@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from test_ablate import evaluation
 from tiny_run import make_recipe
+from typer.testing import CliRunner
 
+from vla_rl.cli.loop import app
 from vla_rl.cli.options import PROGRAM
+from vla_rl.common.errors import ConfigError
 from vla_rl.config import dump_yaml
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import demo
@@ -45,11 +48,22 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
     assert "shuffled rewards: sampled, all tasks: 12.5 % -> 25.0 %" in shown and "no proof" in shown
 
 
+def test_on_libero_it_is_another_recipe_and_nothing_is_made_anew(recipe_file, tmp_path, monkeypatch):
+    run = ["demo", "--libero", "--output", str(tmp_path / "run")]
+    monkeypatch.setattr(demo, "RECIPE", "no such recipe")
+    monkeypatch.setattr(demo, "LIBERO_RECIPE", str(recipe_file))
+    monkeypatch.setattr(demo, "loop", lambda recipe, *rest: pytest.fail(f"ran {recipe.name}"))
+    with pytest.raises(pytest.fail.Exception, match="ran tabletop_imagination"):
+        CliRunner().invoke(app, run, catch_exceptions=False)
+    refused = CliRunner().invoke(app, [*run, "--from-scratch"])
+    assert isinstance(refused.exception, ConfigError) and "--libero and --from-scratch" in str(refused.exception)
+
+
 def test_on_a_gpu_many_episodes_are_imagined_at_once_unless_the_user_says_how_many(monkeypatch):
-    assert demo.for_gpu(["device=cpu"]) == []
+    assert demo.for_gpu(demo.RECIPE, ["device=cpu"]) == []
     monkeypatch.setattr(demo, "resolve_device", lambda device: "cuda:1")
-    assert demo.for_gpu(["train.groups=10"]) == ["env.num_envs=80", "algo.micro_batch_size=256"]
-    assert demo.for_gpu(["env.num_envs=3", "algo.micro_batch_size=16"]) == []
+    assert demo.for_gpu(demo.RECIPE, ["train.groups=10"]) == ["env.num_envs=80", "algo.micro_batch_size=256"]
+    assert demo.for_gpu(demo.RECIPE, ["env.num_envs=3", "algo.micro_batch_size=16"]) == []
 
 
 def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path, monkeypatch, capsys):
