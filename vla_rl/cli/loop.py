@@ -42,8 +42,8 @@ def demo(
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, libero, program=PROGRAM)}")
-    words = ("train", "tabletop_grpo", "--output", "runs/first")
-    typer.echo(next_command(*words, what="GRPO in the simulator itself"))
+    recipe = ("libero_object_grpo", "policy.path=pretrained:libero_object_base") if libero else ("tabletop_grpo",)
+    typer.echo(next_command("train", *recipe, "--output", "runs/first", what="GRPO in the simulator itself"))
 
 
 @app.command()
