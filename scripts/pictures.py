@@ -39,7 +39,7 @@ from browser import browser
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 STATES = (1, 2, 3)  # Of the validation split; which of them makes a picture is the first below, whatever its outcome.
-SIZE, HOLD, FRAMES_PER_SECOND = 128, 8, 10
+SIZE, HOLD, CONTROL_STEPS_PER_SECOND = 128, 8, 20
 WINDOW = {"width": 1000, "height": 720}
 
 
@@ -57,10 +57,10 @@ def same_actions(env: VecEnv, episode: Episode) -> tuple[np.ndarray, bool]:
     return np.concatenate(frames), success
 
 
-def draw_imagined_and_real(run: Path, recipe_name: str, picture: str) -> None:
+def draw_imagined_and_real(run: Path, recipe_name: str, picture: str, every: int) -> None:
     """Draw the trained policy acting in imagination, above the same actions in the simulator.
 
-    A column for each task; of a recipe with one task, for each of several initial states.
+    A column for each task; of a recipe with one task, for each of several initial states. Every so many frames.
     """
     recipe = load_recipe(recipe_name)
     policy = load_policy(RunFolder(run / "round_1" / "train").policy)
@@ -74,13 +74,13 @@ def draw_imagined_and_real(run: Path, recipe_name: str, picture: str) -> None:
     above = [decorate(episode_frames(e), f"imagined: {_verdict(e.success)}", e.success, SIZE) for e in imagined]
     below = [decorate(frames, f"simulator: {_verdict(success)}", success, SIZE) for frames, success in real]
     frames = tile([*above, *below], columns=len(above))
-    frames = np.concatenate([frames[::2], np.repeat(frames[-1:], HOLD, axis=0)])
+    frames = np.concatenate([frames[::every], np.repeat(frames[-1:], HOLD, axis=0)])
     images = [Image.fromarray(frame).quantize(96, dither=Image.Dither.NONE) for frame in frames]
     images[0].save(
         PICTURES / picture,
         save_all=True,
         append_images=images[1:],
-        duration=1000 // FRAMES_PER_SECOND,
+        duration=1000 * every // CONTROL_STEPS_PER_SECOND,
         loop=0,
         optimize=True,
     )
@@ -177,11 +177,11 @@ def main() -> None:
     args = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     if args.run:
-        draw_imagined_and_real(args.run, "tabletop_imagination", "imagined_and_real.gif")
+        draw_imagined_and_real(args.run, "tabletop_imagination", "imagined_and_real.gif", every=2)
         draw_gain(args.run)
         draw_pages(pages_of(args.run))
     if args.libero_demo:
-        draw_imagined_and_real(args.libero_demo, "libero_imagination", "libero_imagined_and_real.gif")
+        draw_imagined_and_real(args.libero_demo, "libero_imagination", "libero_imagined_and_real.gif", every=5)
     if args.dataset:
         draw_pages({"dataset.png": args.dataset / "report.html"}, height=1000)
     if args.libero:
