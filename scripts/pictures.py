@@ -181,7 +181,7 @@ def main() -> None:
         draw_gain(args.run)
         draw_pages(pages_of(args.run))
     if args.libero_demo:
-        draw_imagined_and_real(args.libero_demo, "libero_imagination", "libero_imagined_and_real.gif", every=5)
+        draw_imagined_and_real(args.libero_demo, "libero_imagination", "libero_imagined_and_real.gif", every=8)
     if args.dataset:
         draw_pages({"dataset.png": args.dataset / "report.html"}, height=1000)
     if args.libero:
