@@ -72,11 +72,12 @@ class Arm(Deployment):
         self.server.type(f"{goal}\n")
         self.reset(lambda: sum(m > now for m in self.motions()) > 3)
 
-    def travel(self) -> None:
-        """Reach for the farther of two places."""
+    def travel(self, place: tuple[float, float]) -> None:
+        """Reach for a place, or for the other one where the arm is at it already."""
         self.await_ticks()
         joints = self.followed()[-1]["joints"] if self.followed() else HOME
-        self.reach("{} {}".format(*max(AWAY, HOME, key=lambda place: math.dist(place, joints))))
+        there = math.dist(place, joints) < 0.3
+        self.reach("{} {}".format(*((HOME if place == AWAY else AWAY) if there else place)))
 
     def await_stand(self) -> None:
         """Wait until the arm has not moved for half a second."""

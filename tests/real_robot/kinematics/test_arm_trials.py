@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from arm_trial import STOPPING, TIMEOUT, Arm
+from arm_trial import AWAY, HOME, STOPPING, TIMEOUT, Arm
 from deployment import RATE, on_both_graphs, report
 from processes import json_lines, until
 
@@ -35,7 +35,7 @@ arm = on_both_graphs(make_arm)
     ids=["effort", "force"],
 )
 def test_an_effort_or_a_force_beyond_its_limit(arm: Arm, fault: str, is_found: str, limit: str) -> None:
-    arm.travel()
+    arm.travel(AWAY)
     told = arm.tell(fault)
     until(lambda: arm.deploy.says(f"{is_found}, {limit} is allowed"), "the hold")
     arm.await_stand()
@@ -51,7 +51,7 @@ def test_an_effort_or_a_force_beyond_its_limit(arm: Arm, fault: str, is_found: s
     ids=["joints", "wrench alone"],
 )
 def test_what_is_published_no_more(arm: Arm, fault: str, reason: str) -> None:
-    arm.travel()
+    arm.travel(HOME)
     told = arm.tell(fault)
     until(lambda: arm.deploy.says(reason), "the hold")
     arm.await_stand()
