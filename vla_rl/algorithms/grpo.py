@@ -1,4 +1,4 @@
-"""GRPO and RLOO: an episode's advantage is its reward less what its group's, or the others of it, got. Numpy only."""
+"""GRPO and RLOO: an episode's advantage is its reward less its group's mean, or the others' mean. Numpy only."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def demo(
     if libero and from_scratch:
         raise ConfigError(
             "demo: got --libero and --from-scratch, allowed: one of them. The commands that made LIBERO's policy and "
-            "world model are in docs/notebook/results_libero.md."
+            "world model are in world_model/pretrained/README.md."
         )
     name = LIBERO_RECIPE if libero else RECIPE
     started = time.monotonic()
