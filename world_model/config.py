@@ -121,9 +121,6 @@ class ImaginationConfig(Config):
         default=1, description="Times that a predicted success is imagined again with new noise; one flip discards it."
     )
     ensemble: PositiveInt = Field(default=1, description="Futures imagined side by side, whose spread is disagreement.")
-    max_disagreement: PositiveFloat | None = Field(
-        default=None, description="Truncate an episode where the futures' latents spread by more; None never."
-    )
     horizon: PositiveInt | None = Field(
         default=None,
         description="Truncate after this many imagined control steps, if the task does not before; null: after the "
@@ -134,19 +131,9 @@ class ImaginationConfig(Config):
         description="End an episode after this many frames since a real one, worth the value there: a short branch. "
         "auto: as many as the value's AUC stays at .85 for; null: episodes go on to their end.",
     )
-    fresh_noise: bool = Field(
-        default=True,
-        description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
-        "policies; the episodes of a GRPO group then differ by their actions alone.",
-    )
 
     @model_validator(mode="after")
-    def _disagreement_needs_futures(self) -> ImaginationConfig:
-        if self.max_disagreement is not None and self.ensemble < 2:
-            raise ConfigError(
-                f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
-                "disagree with; set imagination.ensemble to 2 or more"
-            )
+    def _verification_needs_a_verdict(self) -> ImaginationConfig:
         if self.reward != "success" and self.dual_noise:
             raise ConfigError(
                 f"imagination.dual_noise: got {self.dual_noise} with reward {self.reward!r}, which knows no single "

@@ -121,19 +121,13 @@ class NoiseStream:
 
 
 class RepeatCounter:
-    """Counts the episodes that have begun at each initial state.
+    """Counts the episodes that have begun at each initial state."""
 
-    Args:
-        same_noise: every repeat has the noise of the first.
-    """
-
-    def __init__(self, same_noise: bool) -> None:
-        self._same_noise, self._begun = same_noise, Counter[str]()
+    def __init__(self) -> None:
+        self._begun = Counter[str]()
 
     def next(self, spec: EpisodeSpec) -> int:
         """The repeat number, from 0, of an episode that begins now."""
-        if self._same_noise:
-            return 0
         if spec.place is not None:
             return spec.place
         self._begun[start_name(spec)] += 1
@@ -141,8 +135,6 @@ class RepeatCounter:
 
     def deal(self, specs: Sequence[EpisodeSpec], size: int) -> list[EpisodeSpec]:
         """See `ImaginedEnv.deal`."""
-        if self._same_noise:
-            return list(specs)
         dealt = []
         for spec in specs:
             name = start_name(spec)

@@ -51,7 +51,6 @@ class StyleConfig(Config):
         default=2, le=64, description="Styles of each episode that clips are drawn from; latents of each are kept."
     )
 
-    recolor: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another color.")
     depth: bool = Field(
         default=False, description="Also light from another side, for which the datasets must have recorded depth."
     )

@@ -42,10 +42,9 @@ class RosbridgeConfig(TransportConfig):
     kind: Literal["rosbridge"] = "rosbridge"
     url: str = Field(default="ws://127.0.0.1:9090", description="The server's address, ws:// or wss://.")
     ros: Literal[1, 2] = Field(default=1, description="Which ROS runs behind it: times and type names differ.")
-    timeout: int = Field(default=10, gt=0, description="Seconds to wait for the first connection.")
 
     def open(self) -> Transport:
         """Connect; see `RosbridgeTransport`."""
         with _library(self.kind):
             from real_robot.transports.rosbridge import RosbridgeTransport
-        return RosbridgeTransport(self.url, self.ros, self.timeout)
+        return RosbridgeTransport(self.url, self.ros)

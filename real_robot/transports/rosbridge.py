@@ -16,6 +16,7 @@ from real_robot.transports.base import GraphConnection, Handler, Publisher, QosC
 from real_robot.transports.messages import Message, MessageError
 
 _log = logging.getLogger(__name__)
+CONNECT_TIMEOUT = 10  # seconds to wait for the first connection
 _ROSAPI_TIMEOUT = 3  # seconds
 _BYTES = {"sensor_msgs/Image", "sensor_msgs/CompressedImage"}
 
@@ -30,7 +31,7 @@ class RosbridgeTransport(GraphConnection):
         TransportError: no server answers in time.
     """
 
-    def __init__(self, url: str, ros: int, timeout: int) -> None:
+    def __init__(self, url: str, ros: int) -> None:
         super().__init__(f"rosbridge {url}")
         self._url, self._ros_version = url, ros
         if ros == 1:
@@ -39,11 +40,11 @@ class RosbridgeTransport(GraphConnection):
         self._topics: list[roslibpy.Topic] = []
         self._closed = False
         try:
-            self._ros.run(timeout=timeout)
+            self._ros.run(timeout=CONNECT_TIMEOUT)
         except Exception as error:  # roslibpy wraps Twisted's failures in several classes
             self._ros.close()
             raise TransportError(
-                f"no rosbridge server answers at {url} within {timeout} s ({error}). "
+                f"no rosbridge server answers at {url} within {CONNECT_TIMEOUT} s ({error}). "
                 "Start it with `roslaunch rosbridge_server rosbridge_websocket.launch` (ROS 2: `ros2 launch`)"
             ) from error
 

@@ -109,7 +109,7 @@ class HostWorker(Worker):
             answer = self.connection.receive()
         except (EOFError, ConnectionError) as error:
             hung = isinstance(error.__cause__, TimeoutError)
-            why = f"did not start within {self.start_timeout:.0f} s (env.start_timeout)." if hung else f"{error} "
+            why = f"did not start within {self.start_timeout:.0f} s." if hung else f"{error} "
             raise self._cannot_start(why + self.why_gone(hung)) from None
         if answer["status"] != "ready":
             raise self._cannot_start(f"{answer['text']}{self.log_tail()}")
@@ -184,7 +184,7 @@ class LocalHost(ChildWorker, HostWorker):
         if config.devices:
             device = str(config.devices[int(self.name.split()[-1]) % len(config.devices)])
             variables |= {"CUDA_VISIBLE_DEVICES": device, "MUJOCO_EGL_DEVICE_ID": device}
-        return variables | {name: os.path.expandvars(value) for name, value in config.variables.items()}
+        return variables
 
     def end_process(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -50,6 +50,8 @@ class EnvFacts(Config):
 class RemoteOptions(EnvConfig):
     """The options of `RemoteConfig`, by which a host is started."""
 
+    start_timeout: ClassVar[float] = 300.0  # Seconds for a host's start, and for a reset.
+
     kind: Literal["remote"] = "remote"
     env: str = Field(description='Class or function that makes one environment: "package.module:Class".')
     kwargs: dict[str, Any] = Field(default={}, description="Arguments to it.")
@@ -59,7 +61,6 @@ class RemoteOptions(EnvConfig):
     )
     python_path: tuple[str, ...] = Field(default=(), description="Folders it imports from, besides working_dir.")
     working_dir: str = Field(default="", description="Folder that it runs in; empty: this one.")
-    variables: dict[str, str] = Field(default={}, description="Environment variables for it.")
     num_hosts: PositiveInt = Field(default=1, description="Processes that hold them.")
     devices: tuple[int, ...] = Field(
         default=(), description="GPUs assigned to the hosts in turn, as CUDA_VISIBLE_DEVICES and MUJOCO_EGL_DEVICE_ID."
@@ -70,7 +71,6 @@ class RemoteOptions(EnvConfig):
         "to them in turn. Empty: processes are started here.",
     )
     token_file: str = Field(default="", description="With hosts: file with the secret that listen.py was given.")
-    start_timeout: float = Field(default=300.0, gt=0, description="Seconds for a host's start, and for a reset.")
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent host counts as hung.")
 
     @field_validator("env")

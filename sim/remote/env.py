@@ -44,9 +44,7 @@ class RemoteConfig(RemoteOptions):
     @property
     def spec_key(self) -> str:
         """The options that decide what the environment says of itself."""
-        return self.model_dump_json(
-            include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "variables", "hosts"}
-        )
+        return self.model_dump_json(include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "hosts"})
 
     def worker(self, index: int, env_ids: list[int], record_frames: bool) -> HostWorker:
         """Our side of a host, which is yet to be started."""

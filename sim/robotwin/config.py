@@ -6,15 +6,21 @@ import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from sim.remote.env import RemoteConfig, RemoteVecEnv
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
 
-START_SECONDS = 600.0  # For a process's start, and for a reset.
+STEP_SECONDS = 300.0  # After which a silent process counts as hung.
 INSIDE = Path(__file__).with_name("inside")  # what runs in RoboTwin's Python
+
+
+class _SlowRemoteConfig(RemoteConfig):
+    """A simulator that takes minutes to start."""
+
+    start_timeout: ClassVar[float] = 600.0
 
 
 class RoboTwinConfig(EnvConfig):
@@ -46,7 +52,6 @@ class RoboTwinConfig(EnvConfig):
         default=False,
         description="Skip seeds whose expert fails, as RoboTwin's own evaluation does; needs the planner.",
     )
-    eval_seed: NonNegativeInt = Field(default=0, description="RoboTwin's evaluation seed: starts at 100000 * (1 + it).")
     horizons: dict[str, PositiveInt] = Field(default={}, description="Control steps, for tasks that differ.")
     seeds_folder: str = Field(
         default="~/.cache/vla-rl/robotwin_seeds",
@@ -54,13 +59,11 @@ class RoboTwinConfig(EnvConfig):
     )
     num_envs: PositiveInt = Field(default=4, description="Environments stepped together, each in a process.")
     devices: tuple[int, ...] = Field(default=(), description="GPUs assigned to the processes in turn; empty: default.")
-    variables: dict[str, str] = Field(default={}, description="Environment variables for them.")
     python_path: tuple[str, ...] = Field(default=(), description="Folders they import from, besides the checkout.")
     first_imports: tuple[str, ...] = Field(
         default=(),
         description="Modules imported before RoboTwin's, whose install() is called: to adapt it to a machine.",
     )
-    step_timeout: float = Field(default=300.0, gt=0, description="Seconds after which a silent process counts as hung.")
 
     @field_validator("cameras")
     @classmethod
@@ -83,23 +86,21 @@ class RoboTwinConfig(EnvConfig):
                 f"env.python: there is no {python!r}; set ROBOTWIN_PYTHON to the interpreter of RoboTwin's environment"
             )
         names = (
-            *("tasks", "setting", "cameras", "image_size", "action", "instructions", "expert_check", "eval_seed"),
+            *("tasks", "setting", "cameras", "image_size", "action", "instructions", "expert_check"),
             *("horizons", "seeds_folder", "first_imports"),
         )
         values = self.model_dump(mode="json")
         count = num_envs or self.num_envs
-        return RemoteConfig(
+        return _SlowRemoteConfig(
             env="robotwin_env:RoboTwinEnv",
             kwargs={name: values[name] for name in names},
             python=python,
             working_dir=root,
             python_path=(str(INSIDE), *self.python_path),
-            variables=self.variables,
             devices=self.devices,
             num_envs=count,
             num_hosts=count,
-            start_timeout=START_SECONDS,
-            step_timeout=self.step_timeout,
+            step_timeout=STEP_SECONDS,
         )
 
     def env_spec(self) -> EnvSpec:

@@ -28,6 +28,7 @@ CLOSED = 0.072  # between fingers that hold a block or nothing, meters
 ASIDE = 0.14  # between the plate's center and where a block that is taken off it is put, meters
 GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
+SPEED = 1.0  # largest action component in free travel
 
 
 class HabitConfig(Config):
@@ -48,7 +49,6 @@ class HabitConfig(Config):
 class ExpertConfig(Config):
     """The scripted expert. Its actions are clean labels; whoever collects may execute them with noise."""
 
-    speed: float = Field(default=1.0, gt=0.1, le=1, description="Largest action component in free travel.")
     habit: HabitConfig = HabitConfig()
 
 
@@ -73,7 +73,6 @@ class Expert:
     def __init__(self, task: str, config: ExpertConfig, rng: np.random.Generator) -> None:
         habit = config.habit
         self.task = task
-        self.speed = config.speed
         self.sloppy = habit.active
         spread = rng.normal()
         self.short = max(0.0, habit.place_short + habit.place_short_std * spread) if self.sloppy else 0.0
@@ -302,16 +301,16 @@ class Expert:
                 return (
                     self._over(command, block[0], block[1], block[2] + GRASP_ABOVE, block[2] + HOVER),
                     OPEN,
-                    self.speed,
+                    SPEED,
                 )
             case Stage.GRASP:
-                return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, self.speed
+                return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, SPEED
             case Stage.CARRY:
-                return self._carry_goal(view, command), CLOSE, self.speed
+                return self._carry_goal(view, command), CLOSE, SPEED
             case Stage.RELEASE | Stage.OPEN:
-                return command.copy(), OPEN, self.speed
+                return command.copy(), OPEN, SPEED
             case Stage.RETREAT:
-                return command + np.array([0, 0, STEP]), OPEN, self.speed
+                return command + np.array([0, 0, STEP]), OPEN, SPEED
             case Stage.BEHIND:
                 body, radius, _, _ = self._pushed(view)
                 back = radius + 0.012 + 0.022
@@ -319,15 +318,15 @@ class Expert:
                 return (
                     self._over(command, x, y, 0.022, 0.10 if self.task == "push_to_zone" else 0.12),
                     CLOSE,
-                    self.speed,
+                    SPEED,
                 )
             case Stage.PUSH:
-                return self._push_goal(view, command), CLOSE, 0.8 * self.speed
+                return self._push_goal(view, command), CLOSE, 0.8 * SPEED
             case Stage.BACK_OFF:
                 ux, uy = self.way
-                return command + np.array([-0.04 * ux, -0.04 * uy, 0.03 if self.timer > 1 else 0.0]), CLOSE, self.speed
+                return command + np.array([-0.04 * ux, -0.04 * uy, 0.03 if self.timer > 1 else 0.0]), CLOSE, SPEED
             case _:
-                return command.copy(), CLOSE if self.task in ("push_to_zone", "bowl_push") else OPEN, self.speed
+                return command.copy(), CLOSE if self.task in ("push_to_zone", "bowl_push") else OPEN, SPEED
 
     @staticmethod
     def _over(command: np.ndarray, x: float, y: float, low: float, high: float) -> np.ndarray:

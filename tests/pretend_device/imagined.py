@@ -53,9 +53,7 @@ def make_env(world_model: Path, device: str, num_envs: int = 4, **imagination: A
     """The world model as an environment, which imagines in float32 from the dummy environment's first frames."""
     options = {"path": str(world_model), "device": device, "num_envs": num_envs, "trust": {"ignore": True}}
     options |= {"first_frames": {"kind": ENV.kind, **ENV.model_dump(exclude_defaults=True, exclude={"kind"})}}
-    return validate(
-        WorldModelEnvConfig, options | {"imagination": {"precision": "fp32", "max_disagreement": None, **imagination}}
-    ).build()
+    return validate(WorldModelEnvConfig, options | {"imagination": {"precision": "fp32", **imagination}}).build()
 
 
 @torch.no_grad()

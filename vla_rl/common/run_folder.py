@@ -29,7 +29,7 @@ PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "le
 # Shell patterns of the options that a resumed run may change: they cannot change its result so far.
 FREE = (
     *("description", "log.*"),
-    *("device", "*.device", "num_threads", "*.num_workers", "*.render_devices", "*.step_timeout", "*.start_timeout"),
+    *("device", "*.device", "num_threads", "*.num_workers", "*.render_devices", "*.step_timeout"),
     *("*.num_hosts", "env.hosts", "real_env.hosts", "*.token_file", "*.devices"),  # of kind remote and robotwin
     "*.assets_path",  # of kind libero
     *("distributed.*", "algo.micro_batch_size", "sft.grad_accumulation", "sft.num_threads", "sft.cache_folder"),

@@ -32,7 +32,7 @@ from vla_rl.types import Split
 # Options of an environment that say how it was run and not what was run.
 _HOW_RUN = {
     *("num_envs", "num_workers", "render_devices", "step_timeout"),
-    *("num_hosts", "hosts", "token_file", "devices", "start_timeout", "assets_path"),
+    *("num_hosts", "hosts", "token_file", "devices", "assets_path"),
     *("tasks", "cameras", "image_size", "steps_after_success"),
 }
 

@@ -187,7 +187,7 @@ def _open_staging(staging: Path, settings: dict[str, Any]) -> None:
 
 _FREE = (
     *("collect.dataset", "collect.shard_episodes"),
-    *("env.num_envs", "env.num_workers", "env.num_hosts", "env.hosts", "env.step_timeout", "env.start_timeout"),
+    *("env.num_envs", "env.num_workers", "env.num_hosts", "env.hosts", "env.step_timeout"),
     *("env.render_devices", "env.devices", "env.assets_path"),
 )
 

@@ -87,6 +87,7 @@ def _hue(rgb: np.ndarray, value: np.ndarray, span: np.ndarray) -> np.ndarray:
 
 SURFACES = (BACKGROUND, TABLE)
 LIGHT = 0.3  # Largest relative change of brightness, and from place to place.
+RECOLORED = 0.8  # Share of the segments that get another color.
 TEXTURE = 0.25  # Strongest pattern on table and background, of their brightness.
 CLEAR = 0.25  # Colors (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.
 BRIGHTEST = 1.1  # Of a new color under the brightest light: hardly over-exposed.
@@ -238,7 +239,7 @@ def _draw_colors(
     new, done = palette.color.copy(), []
     for i in sorted(palette.ids, key=lambda i: (-rules[i], i)):  # Those with the least freedom first.
         old = palette.color[i]
-        stays = rules[i] == _KEPT or (rules[i] == _FREE and rng.random() >= config.recolor)
+        stays = rules[i] == _KEPT or (rules[i] == _FREE and rng.random() >= RECOLORED)
         for _ in range(0 if stays else _TRIES):
             color = _propose(rules[i], old, i in SURFACES, rng)
             bright = (color * brightest).max() > max(BRIGHTEST, old.max())

@@ -36,7 +36,6 @@ class WorldModelValuesConfig(ActionValuesConfig):
     path: str | Path = Field(
         description="A world model's folder, or pretrained:NAME, fitted on none of the episodes that it values."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
 
     def build(self, policy: Policy, device: str = "cpu") -> ActionValues:
         """What values the policy's actions.
@@ -56,7 +55,7 @@ class WorldModelValues:
 
     def __init__(self, policy: Policy, config: WorldModelValuesConfig, device: str = "cpu") -> None:
         self.policy, self.config = policy, config
-        self.world_model: WorldModel = load_world_model(config.path, device).compute_in(config.precision)
+        self.world_model: WorldModel = load_world_model(config.path, device).compute_in("auto")
         self.world_model.check_value()
         check_fits(self.world_model, policy, "algo.values.path")
 

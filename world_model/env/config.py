@@ -246,7 +246,7 @@ class LaterWorldModelEnv(LaterEnv):
         super().__init__(config)
         self.admission, horizon = config.admitted()
         self.spec = shortened(self.spec, horizon)
-        self._repeats = RepeatCounter(same_noise=not config.imagination.fresh_noise)
+        self._repeats = RepeatCounter()
 
     @property
     def observed_every(self) -> int:

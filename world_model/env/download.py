@@ -22,7 +22,7 @@ class Seen:
     Attributes:
         worth: (B, F), see `reward.worth`.
         finite: bool (B,), nothing of it is NaN or infinite.
-        untrusted, discarded, disagreement: (B,), see `ImaginedChunk`.
+        discarded, disagreement: (B,), see `ImaginedChunk`.
         states: float32 (B, F, S), the robot's units.
         images: uint8 (B, F, V, height, width, 3); None where one frame of several will be asked for.
         action_error: float32 (B, F), see `WorldModel.action_errors`; None where nothing is taken off for it.
@@ -31,7 +31,6 @@ class Seen:
 
     worth: np.ndarray
     finite: np.ndarray
-    untrusted: np.ndarray
     discarded: np.ndarray
     disagreement: np.ndarray
     states: np.ndarray
@@ -68,7 +67,6 @@ def to_show(
     wanted = {
         "worth": worth(world_model, chunk, config),
         "finite": frames.latents.isfinite().flatten(1).all(1) & frames.states.isfinite().flatten(1).all(1),
-        "untrusted": chunk.untrusted,
         "discarded": chunk.discarded,
         "disagreement": chunk.disagreement,
         "states": world_model.raw_states(frames),

@@ -52,22 +52,22 @@ log = logging.getLogger(__name__)
 class WorldModelEnv:
     """B imagined environments. See the module's text and `VecEnv`.
 
-    `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise),
-    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed); where a penalty lowers
-    rewards also "penalty" (float32: by how much) and "action_error" (see `reward.penalties`); where they are a verdict,
-    "probability" (float32: the highest of success in the chunk), if the world model has one. Recorded frames repeat
-    the last one that was imagined until there is a new one.
+    `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise)
+    and "disagreement" (float32: spread of the futures); where a penalty lowers rewards also "penalty" (float32: by how
+    much) and "action_error" (see `reward.penalties`); where they are a verdict, "probability" (float32: the highest of
+    success in the chunk), if the world model has one. Recorded frames repeat the last one that was imagined until there
+    is a new one.
 
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
     of a real environment is where the first frames' environment is set to. One of this environment holds what the world
-    model remembers, its noise too, so that the same actions lead to the same future; with `fresh_noise`, that is for
-    the first episode that starts there, and others have noise of their own.
+    model remembers, its noise too, so that the same actions lead to the same future; that is for the first episode that
+    starts there, and others have noise of their own.
 
     Args:
         first_frames: of episodes; closed with the environment.
         spec: the tasks, with how long they take; None takes those of the world model. The environment's own `spec` is
             this with the trust horizon.
-        seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
+        seed: an episode's noise is drawn from it, its spec, and how many have begun there before.
         admission: what trust said of the world model, for the run's report.
         body: moves the robot alone; closed with the environment. None: all is imagined.
         shows_body: the body tells the robot's state, in what is shown and remembered; False: it is imagined, and the
@@ -100,7 +100,7 @@ class WorldModelEnv:
         self.record_frames, self.admission = record_frames, admission
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
-        self._repeats = RepeatCounter(same_noise=not config.fresh_noise)
+        self._repeats = RepeatCounter()
         if body is None and world_model.metadata.body:
             raise ValueError("body: got None, and the world model's dynamics has kinematics=body, which needs one")
         self._bodies = None if body is None else Bodies(body, world_model, num_envs)
@@ -229,7 +229,7 @@ class WorldModelEnv:
         lost = self._broken(ids, seen)
         value, ends = judge(seen.worth, self.config, self._paid[ids])
         success = ends & ~lost[:, None]
-        succeeded, untrusted = success.any(1), seen.untrusted & ~lost
+        succeeded = success.any(1)
         frame_steps = self.world_model.frame_steps
         num_steps = np.where(succeeded, np.minimum((success.argmax(1) + 1) * frame_steps, planned), planned)
         num_steps = np.where(lost, 0, num_steps)
@@ -237,7 +237,7 @@ class WorldModelEnv:
         terminated, truncated = np.zeros((2, batch, length), bool)
         row, last = np.arange(batch), np.maximum(num_steps - 1, 0)
         reached = np.where(lost, self._paid[ids], value[row, last // frame_steps])
-        leaf = ~succeeded & ~lost & ~untrusted & self._at_leaf(ids, planned)
+        leaf = ~succeeded & ~lost & self._at_leaf(ids, planned)
         if leaf.any():
             horizon = np.array([self._horizon[self._task[i]] for i in ids])
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
@@ -248,7 +248,7 @@ class WorldModelEnv:
         reward[row, last] = reached - self._paid[ids] - lowered.get(PENALTY, 0.0)
         self._paid[ids] = reached
         terminated[row, last] = succeeded
-        truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
+        truncated[row, last] = ~succeeded & ~lost & (planned == left)
 
         succeeded = succeeded | (truncated.any(1) & (reached > LIKELY))
         going = ~(succeeded | truncated.any(1) | lost)
@@ -262,7 +262,6 @@ class WorldModelEnv:
         info = {
             "discarded": seen.discarded & ~lost,
             "disagreement": seen.disagreement,
-            "untrusted": untrusted,
             **lowered,
             **_likely(seen, last // frame_steps),
             **self._show(ids, chunk, seen, num_steps),

@@ -55,7 +55,6 @@ class PlanConfig(PlanningConfig):
     choose: Literal["best", "random"] = Field(
         default="best", description="random: any of the candidates, the control; nothing is imagined."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
 
     @model_validator(mode="after")
     def _bonus_is_for_the_best(self) -> PlanConfig:
@@ -93,7 +92,7 @@ class Planner:
 
     def __init__(self, policy: Policy, config: PlanConfig, device: str = "cpu") -> None:
         self.policy, self.config = policy, config
-        self.world_model = load_world_model(config.world_model, device).compute_in(config.precision)
+        self.world_model = load_world_model(config.world_model, device).compute_in("auto")
         check_fits(self.world_model, policy, "plan.world_model")
         if config.judge == "value":
             self.world_model.check_value()

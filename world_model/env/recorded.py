@@ -160,7 +160,7 @@ class RecordedImagining:
 
 # Of an `ImaginedChunk`, beside frames and actions.
 _CHUNK = (
-    "success_score", "clip_score", "success", "discarded", "disagreement", "untrusted", "objects_score",
+    "success_score", "clip_score", "success", "discarded", "disagreement", "objects_score",
 )  # fmt: skip
 
 

@@ -32,10 +32,9 @@ class ImaginedChunk:
         frames, actions: B x F.
         success_score, clip_score: float32 (B, F), logits of the success head and the clip classifier.
         objects_score: float32 (B, F), the objects part's, which knows no noise; None where nobody is paid by it.
-        success: bool (B, F), the episode has succeeded by that frame: predicted, verified, trusted; latched.
+        success: bool (B, F), the episode has succeeded by that frame: predicted, verified; latched.
         discarded: bool (B,), a success was predicted and did not hold under new noise.
         disagreement: float32 (B,), spread of the futures; zeros where only one is imagined.
-        untrusted: bool (B,), they spread by more than is allowed.
     """
 
     frames: Frames
@@ -45,7 +44,6 @@ class ImaginedChunk:
     success: torch.Tensor
     discarded: torch.Tensor
     disagreement: torch.Tensor
-    untrusted: torch.Tensor
     objects_score: torch.Tensor | None = None
 
 
@@ -85,8 +83,7 @@ def imagine_chunk(
         future: what imagines one, of all B episodes, whose sizes never change; None: `imagine_future`.
 
     Ensemble: `ensemble` - 1 more futures are imagined with other noise. Disagreement is the standard deviation over the
-    futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
-    `max_disagreement` has no success.
+    futures (n - 1) of each latent, averaged over the latents of the judged frames.
 
     Dual noise (RAW-Dream): where a success is predicted, the chunk is imagined again from the same memory, `dual_noise`
     times. It stands if each of these has a success in the chunk as well. Else there was none, and the episode goes on
@@ -101,18 +98,14 @@ def imagine_chunk(
     success = _predicted(world_model, first, counted)
     others = [(future or another)(memory.noise.other_futures(1, i)) for i in range(config.ensemble - 1)]
     disagreement = _disagreement(first, others, counted)
-    limit = config.max_disagreement  # Futures that are not finite are above any.
-    untrusted = torch.zeros_like(disagreement, dtype=torch.bool) if limit is None else ~(disagreement <= limit)
-    success = success & ~untrusted[:, None]
     scores = first.success_score, first.clip_score
     chunk = ImaginedChunk(
         first.frames,
         actions,
         *scores,
         success,
-        torch.zeros_like(untrusted),
+        torch.zeros_like(disagreement, dtype=torch.bool),
         disagreement,
-        untrusted,
         first.objects_score,
     )
     # The one question whose answer the host waits for here: what follows depends on how many rows there are.

@@ -25,7 +25,7 @@ def worth(world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConf
     """What a chunk's frames are taken for, (B, F): bool, a success; or float32, the probability of one."""
     if config.reward == "success":
         return chunk.success
-    judged = chunk.actions.executed.any(2) & ~chunk.untrusted[:, None]
+    judged = chunk.actions.executed.any(2)
     return probability(world_model, chunk, config) * judged
 
 

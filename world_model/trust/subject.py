@@ -52,8 +52,8 @@ class OpenLoop:
         half.
         """
         device, context = self.world_model.device, context.copy()
-        ended = torch.zeros(context.size, dtype=torch.bool, device=device)
-        succeeded, steps = torch.zeros_like(ended), torch.zeros(context.size, dtype=torch.int64, device=device)
+        succeeded = torch.zeros(context.size, dtype=torch.bool, device=device)
+        steps = torch.zeros(context.size, dtype=torch.int64, device=device)
         frames: list[Frames] = []
         probability: list[torch.Tensor] = []
         success: list[torch.Tensor] = []
@@ -73,10 +73,10 @@ class OpenLoop:
                 if is_objects
                 else self._probability(chunk.success_score, chunk.clip_score)
             )
-            probability.append(found * (judged & ~chunk.untrusted[:, None] & ~ended[:, None]))
+            probability.append(found * judged)
             counted = (probability[-1] > reward.LIKELY).cummax(1).values if is_objects else chunk.success
-            success.append(succeeded[:, None] | (counted & ~ended[:, None]))
-            succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
+            success.append(succeeded[:, None] | counted)
+            succeeded = success[-1][:, -1]
             frames.append(chunk.frames)
             spread = chunk.disagreement.nan_to_num(nan=math.inf)
             disagreement.append(torch.where(judged, spread[:, None], math.nan))

@@ -25,7 +25,7 @@ CAMERAS = {  # our name -> RoboTwin's
     "right_wrist": "right_camera",
     "front": "front_camera",
 }
-OFFICIAL_START = 100_000  # RoboTwin's evaluation with seed s begins at 100000 * (1 + s)
+OFFICIAL_START = 100_000  # where RoboTwin's evaluation with seed 0 begins
 NUM_EVAL_STATES = 100  # of RoboTwin's evaluation
 PHYSICS_HZ = 250.0
 DEFAULT_LIMIT = 1000  # steps, of a task that RoboTwin's table lacks
@@ -58,7 +58,6 @@ class RoboTwinEnv:
         action: str,
         instructions: str,
         expert_check: bool,
-        eval_seed: int,
         horizons: dict[str, int],
         seeds_folder: str,
         first_imports: list[str],
@@ -76,7 +75,6 @@ class RoboTwinEnv:
         self.setting, self.cameras, self.image_size = setting, cameras, image_size
         self.action_type, self.expert_check = ACTION_TYPES[action], expert_check
         self.instructions, self.horizons = instructions, horizons
-        self._first_eval, self._num_eval = OFFICIAL_START * (1 + eval_seed), NUM_EVAL_STATES
         self._folder = Path(seeds_folder).expanduser()
         self._tasks: dict[str, Any] = {}
         self._records: dict[str, SeedRecord] = {}
@@ -98,7 +96,7 @@ class RoboTwinEnv:
             "control_hz": PHYSICS_HZ / self._arguments["save_freq"],
             "action_low": low,
             "action_high": high,
-            "eval_seeds": list(range(self._num_eval)),
+            "eval_seeds": list(range(NUM_EVAL_STATES)),
         }
 
     def reset(self, seed: int, options: dict[str, Any]) -> tuple[None, dict[str, Any]]:
@@ -106,7 +104,7 @@ class RoboTwinEnv:
         del seed
         self._name, split, index = options["task"], options["split"], options["index"]
         record = self._record(self._name)
-        self._seed = record.find(split, index, self._first_eval, lambda candidate: self._check(self._name, candidate))
+        self._seed = record.find(split, index, OFFICIAL_START, lambda candidate: self._check(self._name, candidate))
         info = record.seeds[self._seed]["info"]
         self._setup(self._name, self._seed)
         self._expert: list[np.ndarray] | None = None
@@ -225,7 +223,7 @@ class RoboTwinEnv:
             low, high = [-2.0] * 3 + [-1.0] * 4 + [0.0], [2.0] * 3 + [1.0] * 4 + [1.0]
             return np.array(low * 2, np.float32), np.array(high * 2, np.float32)
         name = self.tasks[0]
-        first = self._record(name).find("train", 0, self._first_eval, lambda seed: self._check(name, seed))
+        first = self._record(name).find("train", 0, OFFICIAL_START, lambda seed: self._check(name, seed))
         self._setup(name, first)
         bounds = []
         for joints in (self._open.robot.left_arm_joints, self._open.robot.right_arm_joints):

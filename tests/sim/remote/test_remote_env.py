@@ -252,18 +252,6 @@ def test_a_class_names_no_official_seeds_of_other_splits(tmp_path: Path) -> None
         config.build(1)  # type: ignore[attr-defined]
 
 
-def test_environments_that_differ_in_their_variables_alone_are_asked_each(tmp_path: Path) -> None:
-    (tmp_path / "faulty_sim.py").write_text((HERE / "faulty_sim.py").read_text())
-    (tmp_path / "variable_sim.py").write_text(
-        "import os\nfrom faulty_sim import FaultySim\n\n\nclass VariableSim(FaultySim):\n"
-        '    env_facts = {**FaultySim.env_facts, "horizon": int(os.environ["STEPS"])}\n'
-    )
-    values = {"kind": "remote", "env": "variable_sim:VariableSim", "python_path": [str(tmp_path)]}
-    for steps in (12, 20):
-        config = build_component("env", {**values, "variables": {"STEPS": str(steps)}})
-        assert config.env_spec().horizon == {"go": steps, "stay": steps}  # type: ignore[attr-defined]
-
-
 def test_an_episode_that_is_given_up_after_its_success_leaves_none_to_the_next() -> None:
     options = {"kwargs": {"steps_after_success": 12}, "python_path": [str(ROOT)]}
     env: VecEnv = build_component("env", {"kind": "remote", "env": "sim.dummy:DummyConfig", **options}).build(1)  # type: ignore[attr-defined]

@@ -186,7 +186,7 @@ def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
 def test_a_run_may_go_on_with_its_simulator_elsewhere(section):
     names = ("num_hosts", "hosts", "token_file", "devices", "assets_path")
     assert all(is_free(f"{section}.{name}") for name in names)
-    assert not any(is_free(f"{section}.{name}") for name in ("env", "python", "variables", "num_envs", "eval_seed"))
+    assert not any(is_free(f"{section}.{name}") for name in ("env", "python", "kwargs", "num_envs", "expert_check"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from world_model.data.style import (
     AT_ONCE,
     CLEAR,
     NAMES,
+    RECOLORED,
     Palette,
     Style,
     color_name,
@@ -60,10 +61,11 @@ def palette_of(images: dict[str, np.ndarray], segments: dict[str, np.ndarray]) -
     return Palette.of(images.values(), segments.values())
 
 
-def styles(instruction: str, palette: Palette, count: int, **options) -> list[Style]:
-    config = StyleConfig.model_validate({"share": 0.5, **options})
-    named = named_colors(instruction)
-    return [draw_style(config, palette, named, np.random.default_rng([7, i])) for i in range(count)]
+def styles(instruction: str, palette: Palette, count: int, recolored: float = 1.0, **options) -> list[Style]:
+    config, named = StyleConfig.model_validate({"share": 0.5, **options}), named_colors(instruction)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("world_model.data.style.RECOLORED", recolored)
+        return [draw_style(config, palette, named, np.random.default_rng([7, i])) for i in range(count)]
 
 
 def flatten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +158,14 @@ def test_boundaries_stay_visible_and_inside_them_nothing_new_appears(episode, mo
     """Where two segments differed clearly they still do; without patterns a segment has no edges of its own."""
     instruction, images, segments, _ = episode
     palette = palette_of(images, segments)
-    for style in styles(instruction, palette, 12):
+    for style in styles(instruction, palette, 12, recolored=RECOLORED):
         seen = [i for i in palette.ids if inside(segments["agentview"])[segments["agentview"] == i].any()]
         for a in seen:
             for b in seen:
                 before = np.linalg.norm(palette.color[a] - palette.color[b])
                 assert np.linalg.norm(style.new[a] - style.new[b]) >= min(before, CLEAR) - 1e-4
     flatten(monkeypatch)
-    for style in styles(instruction, palette, 4):
+    for style in styles(instruction, palette, 4, recolored=RECOLORED):
         for camera in CAMERAS:
             ids, shown = segments[camera], restyle(images[camera], segments[camera], style, still=True)
             flat = np.abs(np.diff(images[camera].astype(int), axis=2)).max(-1) == 0
@@ -177,7 +179,7 @@ def test_a_style_is_the_same_in_all_frames_and_cameras(episode, monkeypatch):
     instruction, images, segments, _ = episode
     palette = palette_of(images, segments)
     flatten(monkeypatch)
-    for style in styles(instruction, palette, 6):
+    for style in styles(instruction, palette, 6, recolored=RECOLORED):
         for i in palette.ids:
             expected = style.new[i] - style.old[i]
             for camera in CAMERAS:
@@ -201,7 +203,7 @@ def test_named_colors_keep_their_name_and_nothing_else_gets_it(episode):
     before = {i: int(color_name(palette.color[i])) for i in palette.ids}
     assert any(name in named for name in before.values())
     changed = 0
-    for style in styles(instruction, palette, 25, depth=True, recolor=1.0):
+    for style in styles(instruction, palette, 25, depth=True):
         shown = {c: restyle(images[c], segments[c], style, depth[c], still=c == "agentview") for c in CAMERAS}
         after = palette_of(shown, segments)
         for i in palette.ids:
@@ -222,9 +224,9 @@ def test_a_thing_of_several_colors_one_of_them_named_is_left_alone():
     image[0, 4:12, 4:12] = (240, 220, 20)
     image[0, 4:12, 8:12] = (245, 245, 245)
     palette = Palette.of([image], [segments])
-    for style in styles("pick up the yellow and white mug", palette, 10, recolor=1.0):
+    for style in styles("pick up the yellow and white mug", palette, 10):
         assert np.array_equal(style.new[2], style.old[2]) and not np.array_equal(style.new[TABLE], style.old[TABLE])
-    for style in styles("pick up the mug", palette, 10, recolor=1.0):
+    for style in styles("pick up the mug", palette, 10):
         assert not np.array_equal(style.new[2], style.old[2])
 
 
@@ -235,7 +237,7 @@ def test_styles_differ_and_follow_their_seed(episode):
     def show(style: Style) -> np.ndarray:
         return restyle(images["agentview"], segments["agentview"], style, depth["agentview"], still=True)
 
-    first, again = (styles(instruction, palette, 5, depth=True, recolor=1.0) for _ in range(2))
+    first, again = (styles(instruction, palette, 5, depth=True) for _ in range(2))
     for a, b in zip(first, again, strict=True):
         assert np.array_equal(show(a), show(b))
     shown = [show(style).astype(int) for style in first]
@@ -244,7 +246,7 @@ def test_styles_differ_and_follow_their_seed(episode):
 
 def test_many_images_at_once_are_as_one_by_one(episode):
     instruction, images, segments, depth = episode
-    style = styles(instruction, palette_of(images, segments), 1, depth=True)[0]
+    style = styles(instruction, palette_of(images, segments), 1, RECOLORED, depth=True)[0]
     many = [np.concatenate([values["agentview"]] * 3) for values in (images, segments, depth)]
     assert len(many[0]) > AT_ONCE
     together = restyle(many[0], many[1], style, many[2], still=True)

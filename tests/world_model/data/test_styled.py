@@ -6,6 +6,7 @@ The episodes are the dummy environment's, segmented here by color: files that a 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from world_model.model.world_model import load_world_model
 from world_model.stage_config import StyleConfig
 
 SPEC = ENV.env_spec()
-STYLE = {"share": 0.5, "copies": 2, "recolor": 1.0}
+STYLE = {"share": 0.5, "copies": 2}
 
 
 def segment(folder: Path) -> None:
@@ -47,6 +48,14 @@ def segment(folder: Path) -> None:
         file = structure_file(folder, episode)
         file.parent.mkdir(exist_ok=True)
         np.savez_compressed(file, segments_agentview=ids)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_recolored() -> Iterator[None]:
+    """Every segment gets another color where it may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "RECOLORED", 1.0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,7 @@ def test_a_clip_has_one_style_and_other_clips_have_others(frames, maker, monkeyp
     """A flat segment's color in the middle of the picture is the same in all frames, however they are cut."""
     monkeypatch.setattr(style, "TEXTURE", 0)
     monkeypatch.setattr(style, "LIGHT", 0)
-    plain = Restyler(maker.dataset, maker.structure, StyleConfig(share=0.5, recolor=1.0), maker.still)
+    plain = Restyler(maker.dataset, maker.structure, StyleConfig(share=0.5), maker.still)
     colors = []
     for copy in range(2):
         styled = StyledFrames.restyled(frames, plain, (0, copy), 1.0)

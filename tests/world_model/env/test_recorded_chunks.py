@@ -97,7 +97,7 @@ def episodes(env: WorldModelEnv, length: int) -> list[np.ndarray]:
         actions = rng.uniform(-1, 1, (NUM_ENVS, length, ACTION_DIM)).astype(np.float32)
         step = env.step(actions[ids], ids)
         found += [step.obs.images["agentview"], step.obs.state, step.reward, step.num_steps, step.done]
-        found += [step.info[name] for name in ("discarded", "disagreement", "untrusted")]
+        found += [step.info[name] for name in ("discarded", "disagreement")]
         ended = [i for i, done in zip(ids, step.done, strict=True) if done]
         running -= set(ended)
         if ended and number % 2:
@@ -114,7 +114,7 @@ def episodes(env: WorldModelEnv, length: int) -> list[np.ndarray]:
     [
         ({"dual_noise": 2}, 8),
         pytest.param({"dual_noise": 0}, 4, marks=SLOW),
-        pytest.param({"dual_noise": 1, "ensemble": 3, "max_disagreement": 0.9}, 4, marks=SLOW),
+        pytest.param({"dual_noise": 1, "ensemble": 3}, 4, marks=SLOW),
         pytest.param(
             {"dual_noise": 0, "reward": "objects", "action_penalty": 0.3, "stop_probability": 0.99}, 8, marks=SLOW
         ),

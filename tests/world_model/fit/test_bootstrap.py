@@ -19,7 +19,7 @@ from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.metadata import WorldModelMetadata
 from world_model.methods.clip_source import latent_bootstrap
-from world_model.methods.clip_source.latent_bootstrap import BootstrapConfig, LatentBootstrap
+from world_model.methods.clip_source.latent_bootstrap import LatentBootstrap
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 
@@ -46,24 +46,25 @@ def clips(episodes, world_model) -> ClipDataset:
 
 @pytest.fixture(autouse=True)
 def soon() -> Iterator[pytest.MonkeyPatch]:
-    """The share rises at once, and the cache is made anew every ten updates."""
+    """The share rises at once, and the cache of six episodes is made anew every ten updates."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"START": 0.0, "RAMP": 0.1, "REFRESH_EVERY": 10}.items():
+        for name, value in {"START": 0.0, "RAMP": 0.1, "REFRESH_EVERY": 10, "EPISODES": 6}.items():
             patch.setattr(latent_bootstrap, name, value)
         yield patch
 
 
-def make(clips: ClipDataset, world_model: WorldModel, **options: float) -> LatentBootstrap:
-    values = {"share": 0.5, "episodes": 6, **options}
-    return LatentBootstrap(BootstrapConfig.model_validate(values), clips, world_model.dynamics, 100, seed=1)
+def make(clips: ClipDataset, world_model: WorldModel) -> LatentBootstrap:
+    return LatentBootstrap(clips, world_model.dynamics, 100, seed=1)
 
 
 def test_the_share_rises(clips, world_model, soon) -> None:
     soon.setattr(latent_bootstrap, "START", 0.2)
     soon.setattr(latent_bootstrap, "RAMP", 0.5)
-    rising = make(clips, world_model, share=0.8)
+    soon.setattr(latent_bootstrap, "SHARE", 0.8)
+    rising = make(clips, world_model)
     assert [round(rising.share(step), 3) for step in (0, 20, 45, 70, 100)] == [0, 0, 0.4, 0.8, 0.8]
-    clip, seen = make(clips, world_model, share=0.0).batch(4, 50)
+    soon.setattr(latent_bootstrap, "SHARE", 0.0)
+    clip, seen = make(clips, world_model).batch(4, 50)
     assert seen is None and torch.equal(clip.frames.latents, clips.batch(4, 1, 50).frames.latents)
 
 
@@ -86,7 +87,8 @@ def test_what_is_seen_was_imagined_and_what_is_predicted_is_real(clips, world_mo
 
 def test_the_cache_is_bounded_detached_and_made_anew(clips, world_model, soon) -> None:
     soon.setattr(latent_bootstrap, "MAX_FRAMES", 12)
-    bootstrap = make(clips, world_model, episodes=100)
+    soon.setattr(latent_bootstrap, "EPISODES", 100)
+    bootstrap = make(clips, world_model)
     before = None
     for step in (10, 20, 30):
         bootstrap.batch(4, step)
@@ -123,8 +125,9 @@ def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch, soon) -> None:
     soon.setattr(latent_bootstrap, "REFRESH_EVERY", 2)
     stage = {"steps": 5, "batch_size": 4, "optim": {"warmup_steps": 1}}
-    bootstrap = {"kind": "latent_bootstrap", "share": 0.9, "episodes": 4}
-    options = config(episodes, dynamics=stage, clip_source=bootstrap)
+    soon.setattr(latent_bootstrap, "SHARE", 0.9)
+    soon.setattr(latent_bootstrap, "EPISODES", 4)
+    options = config(episodes, dynamics=stage, clip_source={"kind": "latent_bootstrap"})
     whole = fit(options, ENV.env_spec(), tmp_path / "whole", seed=1)
     plain = fit(config(episodes, dynamics=stage), ENV.env_spec(), tmp_path / "plain", seed=1)
     assert weights(whole)["dynamics.safetensors"] != weights(plain)["dynamics.safetensors"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from toy import GAIN, GOAL, ToyInitialFrames, push, toy_env, toy_world_model
 
-from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
@@ -109,40 +108,22 @@ def test_verification_does_not_change_what_happens_next() -> None:
 def test_disagreement_is_the_spread_of_the_futures_over_executed_frames() -> None:
     world_model = toy_world_model(noise=0.5)
     memory = begin(world_model, 1.0, [1, 2])
-    chunk = imagine(world_model, memory, push(1, 2, 8), num_steps=4, ensemble=3, max_disagreement=0.3)
+    chunk = imagine(world_model, memory, push(1, 2, 8), num_steps=4, ensemble=3)
     expected = (0.5 * drawn([1, 2], after=2, count=2)).std(1)  # Frame 1 of the future and of two others.
     torch.testing.assert_close(chunk.disagreement, expected)
-    assert chunk.untrusted.tolist() == (expected > 0.3).tolist()
     assert not imagine(world_model, memory, push(1, 2, 8)).disagreement.any()
-
-
-def test_what_futures_disagree_on_is_no_success() -> None:
-    world_model = toy_world_model(noise=0.5)
-    options = {"ensemble": 2, "dual_noise": 0}
-    free = imagine(world_model, begin(world_model, 9.0, SEEDS), push(0, len(SEEDS), 4), **options)
-    assert free.success.all()
-    limited = imagine(
-        world_model, begin(world_model, 9.0, SEEDS), push(0, len(SEEDS), 4), max_disagreement=0.3, **options
-    )
-    assert torch.equal(limited.untrusted, free.disagreement > 0.3) and 0 < int(limited.untrusted.sum()) < len(SEEDS)
-    assert torch.equal(limited.success[:, 0], ~limited.untrusted)
 
 
 def test_a_batch_is_imagined_as_each_alone() -> None:
     world_model = toy_world_model(noise=0.5)
-    options = {"ensemble": 2, "dual_noise": 2, "max_disagreement": 0.9}
+    options = {"ensemble": 2, "dual_noise": 2}
     seeds = SEEDS[:20]
     together = imagine(world_model, begin(world_model, 5.9, seeds), push(0.1, 20, 8), **options)
     for row, seed in enumerate(seeds):
         alone = imagine(world_model, begin(world_model, 5.9, [seed]), push(0.1, 1, 8), **options)
         assert torch.equal(alone.frames.latents[0], together.frames.latents[row])
-        for name in ("success", "discarded", "disagreement", "untrusted", "success_score"):
+        for name in ("success", "discarded", "disagreement", "success_score"):
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), name
-
-
-def test_a_limit_of_disagreement_needs_futures_that_can_disagree() -> None:
-    with pytest.raises(ConfigError, match=r"imagination\.ensemble"):
-        validate(ImaginationConfig, {"max_disagreement": 0.1})
 
 
 # --- as trust sees it -------------------------------------------------------------------------
@@ -154,7 +135,7 @@ def test_a_limit_of_disagreement_needs_futures_that_can_disagree() -> None:
         {},
         {"dual_noise": 0},
         {"dual_noise": 2},
-        {"ensemble": 2, "max_disagreement": 0.8},
+        {"ensemble": 2},
         {"horizon": 12},
     ],
 )
@@ -188,12 +169,12 @@ def test_trust_sees_the_successes_that_rl_is_rewarded_for(options: dict[str, Any
     assert 3 < scores.success[:, -1].sum() < num - 3 or "horizon" in options
     assert frames_seen.latents.shape == (num, frames, 2, 1, 1, 1)
     looked = scores.probability[:, 0] > 0
-    assert looked.all() or "max_disagreement" in options
+    assert looked.all()
     reached = frames_seen.latents[:, 0, 0, 0, 0, 0] > GOAL
     np.testing.assert_array_equal((scores.probability > 0.5)[looked, 0], reached[looked])
 
 
-@pytest.mark.parametrize("options", [{}, {"horizon": 12}, {"ensemble": 2, "max_disagreement": 0.8}])
+@pytest.mark.parametrize("options", [{}, {"horizon": 12}, {"ensemble": 2}])
 def test_trust_judges_the_probability_that_rl_is_paid(options: dict[str, Any]) -> None:
     num, frames = 40, 6
     options = {"reward": "probability", "dual_noise": 0, "stop_probability": 1 - 1e-9, **options}

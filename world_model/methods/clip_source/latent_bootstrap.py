@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
 
 from vla_rl.config import ConfigError
 from world_model.data.clip_source import ClipSourceConfig
@@ -23,9 +22,9 @@ from world_model.noise import NoiseStream
 from world_model.types import Clip, Frames
 
 EPISODES_AT_ONCE = 32
-START, RAMP = 0.2, 0.5  # Shares of the updates after which, and over which, `share` rises from 0.
+SHARE, START, RAMP = 0.5, 0.2, 0.5  # Of the clips, at the end; of the updates after, and over, which it rises from 0.
 REFRESH_EVERY = 100  # Updates after which the cache is imagined anew.
-MAX_FRAMES = 4096  # Kept in the cache, at most.
+EPISODES, MAX_FRAMES = 64, 4096  # Imagined at each refresh, and kept of them, at most.
 _EPISODES, _CLIPS = 3, 4  # Streams of random numbers.
 
 
@@ -33,8 +32,6 @@ class BootstrapConfig(ClipSourceConfig):
     """Dynamic latent bootstrapping: the dynamics' own frames as context. Measured, it made imagination worse."""
 
     kind: Literal["latent_bootstrap"] = "latent_bootstrap"
-    share: float = Field(default=0.5, ge=0, le=1, description="Of the clips, at the end.")
-    episodes: PositiveInt = Field(default=64, description="Imagined at each refresh, at most.")
 
     def check(self, save_every: int) -> None:
         """See `ClipSourceConfig.check`: the cache is made anew where a fit may resume."""
@@ -48,7 +45,7 @@ class BootstrapConfig(ClipSourceConfig):
         self, clips: ClipDataset, dynamics: Dynamics, num_steps: int, seed: int, device: torch.device | str
     ) -> LatentBootstrap:
         """See `ClipSourceConfig.build`."""
-        return LatentBootstrap(self, clips, dynamics, num_steps, seed, device)
+        return LatentBootstrap(clips, dynamics, num_steps, seed, device)
 
 
 @dataclass(frozen=True)
@@ -71,14 +68,13 @@ class LatentBootstrap:
 
     def __init__(
         self,
-        config: BootstrapConfig,
         clips: ClipDataset,
         dynamics: Dynamics,
         num_steps: int,
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.config, self.clips, self.dynamics = config, clips, dynamics
+        self.clips, self.dynamics = clips, dynamics
         self.num_steps, self.seed, self.device = num_steps, seed, device
         self.cache: dict[tuple[int, int], CachedEpisode] = {}
 
@@ -88,9 +84,9 @@ class LatentBootstrap:
         return sum(len(episode.states) for episode in self.cache.values())
 
     def share(self, step: int) -> float:
-        """Of the clips of a step that are to have imagined context: 0 at first, then rising to `share`."""
+        """Of the clips of a step that are to have imagined context: 0 at first, then rising to SHARE."""
         done = step / max(self.num_steps, 1) - START
-        return self.config.share * min(max(done / RAMP, 0.0), 1.0)
+        return SHARE * min(max(done / RAMP, 0.0), 1.0)
 
     def batch(self, size: int, step: int) -> tuple[Clip, Frames | None]:
         """Clips, and what the dynamics is to see of them in place of their own frames; None: just those."""
@@ -116,7 +112,7 @@ class LatentBootstrap:
         for number in rng.permutation(self.clips.num_episodes).tolist():
             part, episode = self.clips.locate(number)
             room -= int(self.clips.parts[part].frames.counts[episode])
-            if room < 0 or len(chosen) == self.config.episodes:
+            if room < 0 or len(chosen) == EPISODES:
                 break
             chosen.append((part, episode))
         self.cache = {}
