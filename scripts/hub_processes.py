@@ -27,6 +27,7 @@ from sim_observer import SceneObserver
 
 from real_robot.bridge.sim_robot import SCALES
 from real_robot.operator.hub.hub_log import read_log, shares
+from real_robot.operator.hub.sim_fleet import FleetOptions
 from real_robot.transports.ros.master import Master, free_port
 from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume
 from vla_rl.cli.running import run
@@ -226,8 +227,8 @@ def person_options(recipe: HubRecipe) -> Any:
     step = 1 / (spec.control_hz * SPEED)
     return PersonOptions(
         hand_over=config.hand_over / SPEED,
-        patience=round(config.patience / HANDS),
-        operator_steps=round(config.operator_steps / HANDS),
+        patience=round(FleetOptions.patience / HANDS),
+        operator_steps=round(FleetOptions.operator_steps / HANDS),
         horizon={task: steps * step * WAITS for task, steps in spec.horizon.items()},
         settle=3 * step,
         full=SCALES,

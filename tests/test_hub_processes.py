@@ -82,7 +82,7 @@ def test_results_belong_to_the_episodes_that_were_started() -> None:
 
 
 def test_the_person_has_as_many_steps_as_slow_hands_need() -> None:
-    recipe = load_recipe("tabletop_hub", ["hub.patience=20"])
+    recipe = load_recipe("tabletop_hub")
     options = person_options(recipe)
     assert options.hand_over == 2.0 and options.patience == 80 and options.full == (1, 1, 1, 10, 10, 10)
     steps = recipe.acting_env.env_spec().horizon["stack"]

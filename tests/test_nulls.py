@@ -181,7 +181,7 @@ OPTIONS = {
 # What concerns later steps, how a step is cut, or chunks of earlier policies, which are refused.
 NOT_OF_A_FIRST_STEP = {
     *("kind", "optim", "decay_iterations", "epochs", "minibatch_size", "micro_batch_size"),
-    *("bc_coef", "values", "coefficient", "state_coefficient", "fit_coefficients"),
+    *("bc_coef", "values", "coefficients"),
 }
 ONE_VALUE = {"filter_groups": False, "loss_reduction": "token_mean"}  # An episode's own weight was biased (|z| 15).
 BATCHES, GROUPS = 32, 12
@@ -207,7 +207,7 @@ def test_doubly_robust_grpo_is_grpo_on_average(name: str, value: object, rollout
     options = {"filter_groups": False, "normalize_std": False, "micro_batch_size": 4096, name: value}
     plain = build_component("algo", {n: v for n, v in options.items() if n != "candidates"} | {"kind": "grpo"})
     values = {"kind": "tabular_problem:PlantedConfig", "which": "wrong"}
-    own = {"values": values, "coefficient": 0.8, "state_coefficient": 0.6, "fit_coefficients": False}
+    own = {"values": values, "coefficients": (0.8, 0.6)}
     robust = build_component("algo", own | options | {"kind": "dr_grpo"})
     assert isinstance(plain, GRPOConfig) and isinstance(robust, GRPOConfig)
     added = np.stack(list(gradients(robust, rollouts))) - np.stack(list(gradients(plain, rollouts)))

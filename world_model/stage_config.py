@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.config import Config
@@ -12,9 +14,11 @@ from world_model.config import ObjectsConfig
 class FitStage(TrainerConfig):
     """A stage of a known length, whose learning rate falls to a twentieth."""
 
+    max_bad_steps: ClassVar[int] = 20
+
     steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
     batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
-    optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50, max_bad_steps=20)
+    optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50)
 
     @property
     def last_lr_share(self) -> float:
@@ -32,7 +36,7 @@ class ObjectsStageConfig(FitStage):
     batch_size: PositiveInt = Field(
         default=96, description="Episodes per update; the probe sees half as many single frames."
     )
-    optim: OptimConfig = OptimConfig(lr=2e-3, warmup_steps=100, max_bad_steps=20)
+    optim: OptimConfig = OptimConfig(lr=2e-3, warmup_steps=100)
     network: ObjectsConfig | None = Field(default=None, description="What it is made of; null: as it is in start_from.")
     mirror: bool = Field(
         default=False,

@@ -49,9 +49,7 @@ ALGOS: dict[str, AlgoConfig] = {
     "grpo_filtered": GRPOConfig(**SMALL),
     "grpo_lora": GRPOConfig(**SMALL, kl_coef=0.1),
     "grpo_smolvla": GRPOConfig(**SMALL, kl_coef=0.1),
-    "dr_grpo": DRGRPOConfig(
-        **SMALL, values=PlantedValuesConfig(), candidates=2, coefficient=0.5, state_coefficient=0.5
-    ),
+    "dr_grpo": DRGRPOConfig(**SMALL, values=PlantedValuesConfig(), candidates=2, coefficients=(0.5, 0.5)),
     "reinforce_pp": ReinforcePPConfig(**SMALL, loss_reduction="trajectory_mean"),
     "ppo": PPOConfig(**SMALL, entropy_coef=0.01),
     "ppo_shuffled": PPOConfig(**SMALL, critic_warmup=1),

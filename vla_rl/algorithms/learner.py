@@ -74,7 +74,7 @@ class Learner:
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
         config.check_policy(policy)
-        self._bad_steps = BadSteps(config.optim.max_bad_steps)
+        self._bad_steps = BadSteps(config.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self._critic_parameters = [p for n, p in self._parameters.items() if is_critic(n)]
         self._policy_parameters = [p for n, p in self._parameters.items() if not is_critic(n)]
@@ -303,8 +303,8 @@ class Learner:
         if self._bad_steps.add():
             self._last_good.restore()
             raise TrainingDivergedError(
-                f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what} (algo.optim.max_bad_steps="
-                f"{self._bad_steps.limit}), in iteration {self.iteration}. The last good weights were restored. Try a "
+                f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what}, in "
+                f"iteration {self.iteration}. The last good weights were restored. Try a "
                 f"smaller algo.optim.lr (now {self.config.optim.lr:g}), a smaller algo.optim.grad_clip, or "
                 "policy.precision=fp32."
             )

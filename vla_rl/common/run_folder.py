@@ -32,9 +32,9 @@ FREE = (
     *("device", "*.device", "num_threads", "*.num_workers", "*.render_devices", "*.step_timeout"),
     *("*.num_hosts", "env.hosts", "real_env.hosts", "*.token_file", "*.devices"),  # of kind remote and robotwin
     "*.assets_path",  # of kind libero
-    *("distributed.*", "algo.micro_batch_size", "sft.grad_accumulation", "sft.num_threads", "sft.cache_folder"),
+    *("hang_minutes", "algo.micro_batch_size", "sft.grad_accumulation"),
     *("*.address", "rollout.hosts", "rollout.host_*", "rollout.worker_*", "rollout.*timeout_s"),
-    *("rollout.object_store_mb", "*.save_every", "*.keep_checkpoints", "*.log_every", "*.max_bad_steps"),
+    *("rollout.object_store_mb", "*.save_every", "*.keep_checkpoints", "*.log_every"),
 )
 # A run's length, which may change where something else has this value: option -> (that, the value, why).
 LENGTHS = {

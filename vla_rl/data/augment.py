@@ -51,11 +51,11 @@ def augment(images: dict[str, np.ndarray], config: AugmentConfig, generator: tor
 def _augment_one(batch: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> np.ndarray:
     if config.shift:
         batch = _shift(batch, config.shift, generator)
-    if config.crop_area < 1 or config.color:
+    if config.crop_area < 1 or config.recolors:
         pixels = batch.float()
         if config.crop_area < 1:
             pixels = _crop(pixels, config.crop_area, generator)
-        if config.color:
+        if config.recolors:
             pixels = _color(pixels, config, generator)
         batch = pixels.round_().clamp_(0, 255).to(torch.uint8)
     return batch.numpy()
@@ -91,7 +91,7 @@ def _color(pixels: torch.Tensor, config: AugmentConfig, generator: torch.Generat
         return (torch.rand(size, generator=generator) * 2 - 1) * limit
 
     brightness, contrast = draw(config.brightness) * 255, 1 + draw(config.contrast)
-    saturation, angle = 1 + draw(config.saturation), draw(config.hue) * 2 * math.pi
+    saturation, angle = 1 + draw(config.color), draw(config.color / 4) * 2 * math.pi
     turn = torch.zeros(size, 3, 3)
     turn[:, 0, 0] = 1
     turn[:, 1, 1] = turn[:, 2, 2] = saturation * torch.cos(angle)

@@ -80,17 +80,15 @@ class DecodedDataset:
     final_state: np.ndarray | None
 
 
-def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None) -> Path:
-    """Where the cache of a dataset lives: in `folder`, or by default in `source.cache_home`."""
+def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None) -> Path:
+    """Where the cache of a dataset lives, in `source.cache_home`."""
     key = hashlib.blake2b(
         json.dumps([FORMAT, source.fingerprint(), sorted(cameras), size]).encode(), digest_size=12
     ).hexdigest()
-    return (folder or source.cache_home) / key
+    return source.cache_home / key
 
 
-def open_cache(
-    source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None = None
-) -> DecodedDataset:
+def open_cache(source: LeRobotSource, cameras: Sequence[str], size: int | None) -> DecodedDataset:
     """The dataset's arrays, decoded first if they are not cached yet.
 
     Args:
@@ -101,7 +99,7 @@ def open_cache(
         DatasetError: damaged data, or NaN or infinity in actions or states.
         DiskFullError: no room for the cache; the message says how much it needs.
     """
-    path = cache_path(source, cameras, size, folder)
+    path = cache_path(source, cameras, size)
     if not path.is_dir():
         _build(source, list(cameras), size, path)
 

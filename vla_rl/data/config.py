@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from vla_rl.config import Config, ConfigError, as_list
-from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]
 
@@ -48,9 +47,6 @@ class DatasetConfig(Config):
         "`hil`) draws: its share is in proportion to this times its episodes.",
     )
     only_successes: bool = Field(default=False, description="Leave out episodes that failed.")
-    control_sources: tuple[ControlSource, ...] = Field(
-        default=(), description=f"Learn only from actions by these ({', '.join(CONTROL_SOURCES)}); empty means all."
-    )
     frames: Frames = Field(
         default="all",
         description="Which frames of episodes with interventions. rac: a person's, and the policy's in episodes that "
@@ -68,7 +64,7 @@ class DatasetConfig(Config):
 
 
 class AugmentConfig(Config):
-    """Random changes of the training images; all off by default. OpenVLA: crop_area .9, .2, .2, .2, hue .05."""
+    """Random changes of the training images; all off by default. OpenVLA: crop_area .9, the rest .2."""
 
     shift: NonNegativeInt = Field(default=0, description="Shift by up to this many pixels each way, edges repeated.")
     crop_area: float = Field(
@@ -80,17 +76,22 @@ class AugmentConfig(Config):
     )
     brightness: NonNegativeFloat = Field(default=0.0, description="Largest change of brightness, of full scale.")
     contrast: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of contrast.")
-    saturation: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of saturation.")
-    hue: float = Field(default=0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the color circle.")
+    color: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Largest relative change of saturation; a quarter of it is the largest turn of the hue, as a "
+        "fraction of the color circle.",
+    )
 
     @property
-    def color(self) -> bool:
-        """Whether any color change is on."""
-        return bool(self.brightness or self.contrast or self.saturation or self.hue)
+    def recolors(self) -> bool:
+        """Whether any change of brightness or color is on."""
+        return bool(self.brightness or self.contrast or self.color)
 
     @property
     def active(self) -> bool:
-        return bool(self.shift or self.crop_area < 1 or self.color)
+        return bool(self.shift or self.crop_area < 1 or self.recolors)
 
 
 _Input = str | list[str | DatasetConfig]  # A recipe may write `datasets: path`, or a list of paths.

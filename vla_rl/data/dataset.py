@@ -201,7 +201,7 @@ class EpisodeDataset:
         return BCBatch(obs, self.actions[steps], inside & self.wanted[steps], keyframe)
 
 
-def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | None = None) -> EpisodeDataset:
+def open_dataset(config: DatasetConfig, needs: DataNeeds) -> EpisodeDataset:
     """Open a LeRobotDataset v3, check that it fits, and decode it (once) into the cache.
 
     Raises:
@@ -211,14 +211,13 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     source = LeRobotSource(config.path)
     names = camera_names(source, config, needs.cameras)
     _check_sizes(source, needs)
-    decoded = open_cache(source, tuple(names.values()), needs.image_size, cache_folder)
+    decoded = open_cache(source, tuple(names.values()), needs.image_size)
     arrays, final_images = decoded.arrays, decoded.final_images
     if needs.state_dim is None:
         arrays["state"] = arrays["state"][:, : source.state_dim]
     ends = np.cumsum(source.lengths)
-    sources = [CONTROL_SOURCES.index(name) for name in config.control_sources or CONTROL_SOURCES]
     starts = ends - source.lengths
-    wanted = np.isin(arrays["source"], sources) & _frames_mask(config, source, arrays["source"], starts)
+    wanted = _frames_mask(config, source, arrays["source"], starts)
     episode_task = arrays["task"][starts]
     keep = _choose_episodes(config, source, episode_task)
     step = np.arange(len(wanted)) - np.repeat(starts, source.lengths)
@@ -227,8 +226,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     rows = np.flatnonzero(wanted & is_seen & np.repeat(keep, source.lengths))
     if len(rows) == 0:
         raise DatasetError(
-            f"{config.path}: no frame is left after control_sources={list(config.control_sources)}, "
-            f"frames={config.frames}; the dataset holds "
+            f"{config.path}: no frame is left after frames={config.frames}; the dataset holds "
             f"{sorted({CONTROL_SOURCES[i] for i in np.unique(arrays['source'])})}"
         )
     frame_ends = np.repeat(ends, source.lengths)

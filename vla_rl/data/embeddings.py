@@ -164,7 +164,7 @@ def embed_dataset(
     """Embed the recorded episodes in which the policy alone acted.
 
     Args:
-        config: the dataset; `control_sources` and `weight` are not used.
+        config: the dataset; `frames` and `weight` are not used.
         every: control steps from one embedding to the next; 0 takes the policy's chunk size.
         same_policy: refuse episodes that another checkpoint acted in; their outcomes are not this policy's.
 

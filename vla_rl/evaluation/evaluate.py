@@ -60,9 +60,6 @@ class EvalConfig(Config):
     samples_per_state: PositiveInt = Field(
         default=1, description="Episodes from each state when sampled; greedy runs once."
     )
-    num_envs: NonNegativeInt = Field(
-        default=0, description="Environments stepped together; 0: as the env section says."
-    )
     approximate: bool = Field(
         default=False,
         description="Evaluate in the environment as it is, approximations for training included (env.rendering=light); "
@@ -147,7 +144,7 @@ def evaluate(
         policy, config, name, policy_path, stopwatch, progress or silent_progress, on_result, file, world
     )
     if isinstance(env, EnvConfig):
-        with closing(build_env(with_steps_after_success(env, 0), config.num_envs)) as built:
+        with closing(build_env(with_steps_after_success(env, 0))) as built:
             evaluation = run.evaluate(built, env)
         if film_folder is not None:
             num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
@@ -260,7 +257,7 @@ class _EvaluationRun:
         subject = {  # The rest that the episodes depend on is the environment, which a run's recipe names.
             "policy_hash": hashed,
             "num_episodes": config.num_episodes(spec),
-            "eval": config.model_dump(mode="json", exclude={"videos", "num_envs"}),
+            "eval": config.model_dump(mode="json", exclude={"videos"}),
         }
         with EpisodeJournal(self.file, subject, self.world) as journal:
             episodes = tuple(self._episodes(env, journal))

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, SerializeAsAny, model_validator
 
 from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.common.distributed.config import DistributedConfig
 from vla_rl.common.distributed.process_group import check_device_name, resolve_device
 from vla_rl.common.run_folder import Changed, RunFolder
 from vla_rl.config import (
@@ -89,7 +88,12 @@ class Recipe(Config):
         description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
         "are cut into one part per process. No meaning with one process.",
     )
-    distributed: DistributedConfig = Field(default_factory=DistributedConfig)
+    hang_minutes: PositiveFloat = Field(
+        default=30.0,
+        description="Several processes: one that others wait for, and in which no step of the simulator or pass of the "
+        "policy has ended for so long, counts as hung: the run ends and names it. Give more than saving a checkpoint "
+        "takes.",
+    )
     num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
     env: Annotated[SerializeAsAny[EnvConfig], component("env")]
     real_env: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(

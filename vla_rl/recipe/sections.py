@@ -32,7 +32,6 @@ class ScriptedPersonConfig(Config):
     )
     patience: PositiveInt = Field(default=10, description="Control steps without progress that are an alarm.")
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy while it collects; 0 is greedy.")
-    operator_steps: PositiveInt = Field(default=48, description="Control steps that an episode has beyond its horizon.")
 
 
 class RacConfig(Config):
@@ -97,9 +96,6 @@ class HilConfig(ReplayLearningConfig):
     )
     publish_every: PositiveInt = Field(
         default=20, description="Episodes learned from until the policy is published, and a checkpoint saved."
-    )
-    prior_share: float = Field(
-        default=0.5, ge=0, lt=1, description="Share of each batch from the prior: logged episodes and interventions."
     )
     warm_updates: NonNegativeInt = Field(
         default=1500, description="Updates on the logged episodes alone, first; 0 with prior=none: no dataset is read."
@@ -190,19 +186,12 @@ class HubConfig(Config):
     alarm: Literal["detector", "progress"] = Field(
         default="detector",
         description="What asks for help. detector: the failure detector `hub.detector`, fitted first by the recipe's "
-        "failure section. progress: for `patience` steps what the scripted expert would still have to do has not "
-        "become less, which only a simulator can tell.",
+        "failure section. progress: for 20 steps what the scripted expert would still have to do has not become less, "
+        "which only a simulator can tell.",
     )
     detector: str = Field(
         default="safe_lstm", description="Name of the detector, one of failure.detectors, or a detector's folder."
     )
-    patience: PositiveInt = Field(
-        default=20, description="Control steps without progress after which the person gives up (and an alarm comes)."
-    )
-    operator_steps: PositiveInt = Field(
-        default=96, description="Control steps that the person drives in an episode, at most."
-    )
     hand_over: NonNegativeFloat = Field(
         default=3.0, description="Seconds from when the person turns to a robot until it moves."
     )
-    temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy's sampling; 0 is greedy.")

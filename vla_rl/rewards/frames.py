@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -152,26 +151,24 @@ class RewardFrames:
         )
 
 
-def open_frames(
-    datasets: Sequence[DatasetConfig], needs: DataNeeds, every: int, cache_folder: Path | None = None
-) -> RewardFrames:
+def open_frames(datasets: Sequence[DatasetConfig], needs: DataNeeds, every: int) -> RewardFrames:
     """Open datasets and find the frames at which their episodes are judged.
 
     Raises:
         DatasetError: missing, damaged, of another robot, without outcomes, or with fewer images than asked for.
         DiskFullError: no room for the decoded images.
     """
-    return RewardFrames.concatenate([_open(config, needs, every, cache_folder) for config in datasets])
+    return RewardFrames.concatenate([_open(config, needs, every) for config in datasets])
 
 
-def _open(config: DatasetConfig, needs: DataNeeds, every: int, cache_folder: Path | None) -> RewardFrames:
+def _open(config: DatasetConfig, needs: DataNeeds, every: int) -> RewardFrames:
     source = LeRobotSource(config.path)
     if source.success is None:
         raise DatasetError(
             f"{config.path}: does not record which episodes succeeded, which a reward is learned from; record with "
             "outcomes, or label the episodes"
         )
-    data = open_dataset(config, needs, cache_folder)
+    data = open_dataset(config, needs)
     if every % data.observed_every:
         raise DatasetError(
             f"{config.path}: has an image every {data.observed_every} control steps, and reward.every asks for one "

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Seria
 
 from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.interfaces import PlanningConfig
-from vla_rl.types import EpisodeSpec, Split
+from vla_rl.types import EpisodeSpec
 
 MAX_TRIES = 5  # With keep=successes a task is given up after this many times `episodes_per_task` episodes.
 MAX_ATTEMPTS = 3  # Of one episode whose worker dies, before it is given up.
@@ -37,9 +37,8 @@ class CollectConfig(Config):
     )
     episodes_per_task: PositiveInt = Field(default=100, description="Episodes kept for each task.")
     tasks: TaskNames = Field(default=(), description="Tasks to collect; empty means all of the environment's.")
-    split: Split = Field(default="train", description="Which initial states: train, validation or eval.")
-    allow_eval: bool = Field(
-        default=False, description="Allow split=eval; what is learned from it can prove nothing on it."
+    split: Literal["train", "validation"] = Field(
+        default="train", description="Which initial states; those of eval are for the final claim, not to learn from."
     )
     group_size: PositiveInt = Field(
         default=1,
@@ -89,11 +88,6 @@ class CollectConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> CollectConfig:
-        if self.split == "eval" and not self.allow_eval:
-            raise ConfigError(
-                "collect.split: 'eval' is for the final claim; data for learning comes from 'train'. "
-                "Set collect.allow_eval=true if you really want it."
-            )
         if self.imagined and (self.source != "policy" or self.keyframes or self.structure or self.objects):
             raise ConfigError(
                 "collect.imagined: only for collect.source=policy, and without collect.keyframes, collect.structure "

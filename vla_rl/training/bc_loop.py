@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vla_rl.common.distributed.process_group import current
 from vla_rl.common.distributed.tensor_files import CheckpointError, load_weights, trained_weights
@@ -66,8 +65,6 @@ def train_bc(
         TrainingDivergedError: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
     """
     folder = Path(run_folder)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
     world = current()
     with world.main_first():  # It decodes the datasets into their caches.
         data = open_bc_dataset(config, policy, env_spec)

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,8 @@ def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None 
         image_size=config.image_size,
         fps=None if env_spec is None else env_spec.control_hz,
     )
-    folder = None if config.cache_folder is None else Path(config.cache_folder)
     size = policy.demonstration_size or policy.chunk_size  # Some denoise more than they execute.
-    data = BCDataset([open_dataset(d, needs, folder) for d in config.datasets], size)
+    data = BCDataset([open_dataset(d, needs) for d in config.datasets], size)
     if env_spec is not None and current().is_main:
         _compare_instructions(data.parts, env_spec)
     return data

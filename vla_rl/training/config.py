@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -15,7 +15,7 @@ OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
 class OptimConfig(Config):
-    """The optimizer, its warm-up, and the rule for bad steps."""
+    """The optimizer and its warm-up."""
 
     name: OptimizerName = Field(
         default="adamw",
@@ -31,14 +31,16 @@ class OptimConfig(Config):
     grad_clip: PositiveFloat | None = Field(
         default=1.0, description="Largest gradient norm, to which larger ones are scaled; null: no clipping."
     )
-    max_bad_steps: PositiveInt = Field(
-        default=10,
-        description="Stop after this many steps in a row with NaN or infinite loss or gradients (each is skipped).",
-    )
 
 
 class OptimizedConfig(Config):
-    """What is trained by an optimizer, whose options are the section `optim`."""
+    """What is trained by an optimizer, whose options are the section `optim`.
+
+    Attributes:
+        max_bad_steps: with NaN or infinite loss or gradients in a row, each skipped, after which the training stops.
+    """
+
+    max_bad_steps: ClassVar[int] = 10
 
     optim: OptimConfig = OptimConfig()
 
@@ -80,9 +82,6 @@ class SFTConfig(AveragedConfig):
     image_size: PositiveInt | None = Field(
         default=None, description="Resize images to this side; empty keeps the dataset's."
     )
-    cache_folder: str | None = Field(
-        default=None, description="Where decoded images go; empty: `.cache` inside each dataset."
-    )
     action_scale: Literal["quantiles", "environment"] = Field(
         default="quantiles",
         description="Which actions the outermost bins stand for, in a fresh policy: the data's 1 % and 99 % quantiles "
@@ -101,7 +100,6 @@ class SFTConfig(AveragedConfig):
     log_every: PositiveInt = Field(default=20, description="Steps between logged (averaged) metrics.")
     save_every: PositiveInt = Field(default=500, description="Steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
-    num_threads: NonNegativeInt = Field(default=0, description="torch threads on a CPU; 0 leaves them as they are.")
 
     @property
     def last_lr_share(self) -> float:

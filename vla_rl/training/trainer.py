@@ -116,7 +116,7 @@ class Trainer:
         self.optimizers = build_optimizers(config.optim, self.masters)
         self._schedulers = [scheduler(optimizer) for optimizer in self.optimizers] if scheduler is not None else []
         self.num_steps = 0
-        self._bad_steps = BadSteps(config.optim.max_bad_steps)
+        self._bad_steps = BadSteps(config.max_bad_steps)
         if compute_dtype is not None:
             for parameter in self.parameters.values():
                 parameter.data = parameter.data.to(compute_dtype)
@@ -255,9 +255,8 @@ class Trainer:
         if self._bad_steps.add():
             raise TrainingDivergedError(
                 f"{self._bad_steps.streak} steps in a row, to step {self.num_steps}, had a NaN or infinite loss or "
-                f"gradient ({self.name}.optim.max_bad_steps={self._bad_steps.limit}). The weights are those of the "
-                f"last good step. Look for NaN in the data, or try a smaller {self.name}.optim.lr (now "
-                f"{self.config.optim.lr:g}) or more {self.name}.optim.warmup_steps."
+                "gradient. The weights are those of the last good step. Look for NaN in the data, or try a smaller "
+                f"{self.name}.optim.lr (now {self.config.optim.lr:g}) or more {self.name}.optim.warmup_steps."
             )
         return {"bad_step": 1.0}
 

@@ -27,7 +27,7 @@ from vla_rl.recipe.sections import FIRST_STATE, PracticeConfig
 from vla_rl.rollout.practice import Practice, PracticeEnv
 from vla_rl.rollout.runner import RunningEpisode, derived_seed
 from vla_rl.types import EnvSpec
-from vla_rl.workflows.rac import longer, operator_options
+from vla_rl.workflows.rac import OPERATOR_STEPS, longer, operator_options
 from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
 
@@ -61,7 +61,7 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         folder / PUBLISHED, lambda policy, _: check_fit(policy, spec), str(resolve_device(recipe.device)), show
     )
     recording = Recording(dataset, spec.control_hz, spec.kind)
-    with closing(longer(recipe.env, spec.horizon, config.person.operator_steps).build()) as env:
+    with closing(longer(recipe.env, spec.horizon, OPERATOR_STEPS).build()) as env:
         practice = None if config.practice is None else new_practice(config.practice, tasks[0], env)
         while numbered:
             newest.look()

@@ -92,14 +92,7 @@ def _run(
     """Run the episodes on so many robots; as plain JSON."""
     env_config = recipe.acting_env
     horizons = env_config.env_spec().horizon
-    options = FleetOptions(
-        alarm=config.alarm,
-        patience=config.patience,
-        operator_steps=config.operator_steps,
-        hand_over=config.hand_over,
-        temperature=config.temperature,
-        helped=helped,
-    )
+    options = FleetOptions(alarm=config.alarm, hand_over=config.hand_over, helped=helped)
     with closing(build_env(_roomy(env_config, horizons, robots))) as env:
         result = run_fleet(
             policy, env, specs, horizons=horizons, options=options, make_detector=make_detector, seed=recipe.seed

@@ -43,6 +43,7 @@ from vla_rl.workflows.recipe_parts import build_policy, limit_threads
 
 # Share of the horizon after which alarm=clock interrupts; earlier, more episodes that were going well are interrupted.
 ALARM_FRACTION = 0.8
+OPERATOR_STEPS = 48  # Control steps that an episode with a person beside it has beyond its horizon.
 
 
 def operator_options(
@@ -79,7 +80,7 @@ def longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
         return validate(type(env), env.model_dump() | changes, "env")
     except ConfigError as error:
         raise ConfigError(
-            f"{error} The person has {steps} control steps beyond the policy's horizon; lower that, or operator_steps."
+            f"{error} The person has {steps} control steps beyond the policy's horizon; lower that."
         ) from None
 
 
@@ -115,7 +116,7 @@ class _Rounds:
     def __init__(self, recipe: RacRecipe, config: RacConfig, folder: Path, show: Show) -> None:
         self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
         self.spec = recipe.acting_env.env_spec()
-        self.env = longer(recipe.acting_env, self.spec.horizon, config.person.operator_steps)
+        self.env = longer(recipe.acting_env, self.spec.horizon, OPERATOR_STEPS)
         self.newest = _base_policy(recipe)
 
     def run(self, number: int, evaluations: dict[str, Evaluation]) -> dict[str, Any]:

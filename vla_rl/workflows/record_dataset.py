@@ -203,9 +203,9 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             yield name, values
 
     before, after = dict(flatten(old, "")), dict(flatten(json.loads(json.dumps(new)), ""))
-    # An option that is newer than the data, and off, changes nothing.
-    newer = {n for n in after if n not in before and not after[n]}
-    names = [n for n in {**before, **after} if n not in {*_FREE, *newer} and before.get(n) != after.get(n)]
+    # An option that is newer or older than the other side, and off, changes nothing.
+    off = {n for n in before.keys() ^ after.keys() if not before.get(n, after.get(n))}
+    names = [n for n in {**before, **after} if n not in {*_FREE, *off} and before.get(n) != after.get(n)]
     return [f"{n}: there {before.get(n)!r}, now {after.get(n)!r}" for n in names]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.algorithms.offpolicy.config import OnlineConfig, ReplayLearningConfig
+from vla_rl.algorithms.offpolicy.config import PRIOR_SHARE, OnlineConfig, ReplayLearningConfig
 from vla_rl.algorithms.offpolicy.critic import new_networks
 from vla_rl.algorithms.offpolicy.features import NO_DRAWS, Draws
 from vla_rl.algorithms.offpolicy.learner import OffPolicyLearner
@@ -68,7 +68,7 @@ class ReplayLearning:
         self.logged = self._logged() if config.reads_datasets else None
         prior = self.logged if config.prior == "datasets" else None
         policy = feature_cache(recipe, base, show).fingerprint
-        self.replay = Replay(folder / REPLAY, prior, config.prior_share, CAPACITY, policy, person_is_prior)
+        self.replay = Replay(folder / REPLAY, prior, PRIOR_SHARE, CAPACITY, policy, person_is_prior)
         self.learner: OffPolicyLearner | None = None
         self.more: dict[str, Any] = {}
 

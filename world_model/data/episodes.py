@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,6 @@ class EpisodeFrames:
 def open_episodes(
     config: DatasetConfig,
     spec: EnvSpec,
-    cache_folder: Path | None = None,
     body: dict[str, Any] | None = None,
     show: bool = False,
 ) -> EpisodeDataset:
@@ -196,7 +194,7 @@ def open_episodes(
     height, width = spec.image_size
     side = height if height == width else None
     needs = DataNeeds(spec.cameras, spec.action_dim, spec.state_dim, side, spec.control_hz)
-    dataset = open_dataset(config, needs, cache_folder)
+    dataset = open_dataset(config, needs)
     sizes = {camera: images.shape[1:3] for camera, images in dataset.images.items()}
     if wrong := {camera: size for camera, size in sizes.items() if size != (height, width)}:
         raise DatasetError(

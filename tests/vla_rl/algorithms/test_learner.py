@@ -169,9 +169,10 @@ def test_nan_gradient_is_skipped():
     assert all(torch.equal(before[n], p) for n, p in policy.named_parameters())
 
 
-def test_too_many_bad_steps_restore_the_last_good_weights():
+def test_too_many_bad_steps_restore_the_last_good_weights(monkeypatch):
+    monkeypatch.setattr(GRPOConfig, "max_bad_steps", 3)
     policy = PoisonedPolicy({1}, rot=True)
-    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=10).build(policy)
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=10).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     good = weights(policy)
     with pytest.raises(TrainingDivergedError, match=r"3 steps .* NaN or infinite loss.*smaller algo.optim.lr"):
@@ -181,11 +182,10 @@ def test_too_many_bad_steps_restore_the_last_good_weights():
     assert all(torch.equal(good[n], p) for n, p in policy.named_parameters())
 
 
-def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
+def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights(monkeypatch):
+    monkeypatch.setattr(GRPOConfig, "max_bad_steps", 3)
     policy = PoisonedPolicy({1, 2, 3})
-    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=1000, micro_batch_size=1000).build(
-        policy
-    )
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=1000, micro_batch_size=1000).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     learner.update(batch)
     good = weights(policy)
@@ -198,9 +198,7 @@ def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
 
 def test_weights_that_turn_nan_are_undone_at_once():
     policy = PoisonedPolicy({1}, rot=True)
-    learner = GRPOConfig(optim={"lr": 0.01, "max_bad_steps": 3}, minibatch_size=1000, micro_batch_size=1000).build(
-        policy
-    )
+    learner = GRPOConfig(optim={"lr": 0.01}, minibatch_size=1000, micro_batch_size=1000).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     learner.update(batch)
     good = weights(policy)
@@ -244,9 +242,10 @@ def test_the_policys_warm_up_begins_after_the_critics():
     assert max(policy_moved.values()) == pytest.approx(0.0025, rel=1e-3)
 
 
-def test_a_good_step_ends_the_streak():
+def test_a_good_step_ends_the_streak(monkeypatch):
+    monkeypatch.setattr(GRPOConfig, "max_bad_steps", 3)
     policy = PoisonedPolicy({0, 1, 3, 4, 6, 7})
-    learner = GRPOConfig(optim={"lr": 1e-3, "max_bad_steps": 3}, minibatch_size=5).build(policy)
+    learner = GRPOConfig(optim={"lr": 1e-3}, minibatch_size=5).build(policy)
     metrics = learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
     assert policy.calls > 8
     assert metrics["update/num_bad_steps"] == 6

@@ -43,9 +43,7 @@ def rollout(request):
     return policy, episodes
 
 
-DR = DRGRPOConfig(
-    optim={"lr": 1e-4}, values=PlantedValuesConfig(), candidates=3, coefficient=0.2, state_coefficient=0.2
-)
+DR = DRGRPOConfig(optim={"lr": 1e-4}, values=PlantedValuesConfig(), candidates=3, coefficients=(0.2, 0.2))
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,9 @@ def test_what_cannot_change_the_result_so_far_may_change_and_is_recorded(tmp_pat
 
 def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
     assert all(
-        is_free(f"rollout.{name}") for name in ("address", "hosts", "host_gpus", "worker_cpus", "start_timeout_s")
+        is_free(f"rollout.{name}") for name in ("address", "hosts", "host_gpus", "worker_gpus", "start_timeout_s")
     )
-    assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind", "batch"))
+    assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind"))
 
 
 @pytest.mark.parametrize("section", ["env", "real_env"])

@@ -72,14 +72,14 @@ def test_brightness_and_contrast():
 
 def test_saturation_and_hue_keep_gray_and_luma():
     gray = np.full((32, 4, 4, 3), 90, np.uint8)
-    assert np.abs(run(gray, saturation=0.9, hue=0.5).astype(int) - 90).max() <= 1
+    assert np.abs(run(gray, color=0.9).astype(int) - 90).max() <= 1
     red = np.zeros((32, 4, 4, 3), np.uint8)
     red[:] = (120, 100, 100)
-    turned = run(red, hue=0.5).astype(float)
+    turned = run(red, color=0.9).astype(float)
     luma = turned @ np.array([0.299, 0.587, 0.114])
     assert np.allclose(luma, 0.299 * 120 + 0.701 * 100, atol=1.5)
     assert (turned[:, 0, 0].argmax(1) != 0).any()  # Some became green or blue.
-    assert np.abs(run(red, saturation=0.5).astype(int) - red).max() <= 10
+    assert np.abs(run(red, color=0.1).astype(int) - red).max() <= 10
 
 
 def test_values_are_clipped_not_wrapped():
@@ -89,7 +89,7 @@ def test_values_are_clipped_not_wrapped():
 
 def test_the_generator_decides():
     images = gradient()
-    options = {"shift": 2, "crop_area": 0.9, "brightness": 0.2, "contrast": 0.2, "saturation": 0.2, "hue": 0.05}
+    options = {"shift": 2, "crop_area": 0.9, "brightness": 0.2, "contrast": 0.2, "color": 0.2}
     assert np.array_equal(run(images, 1, **options), run(images, 1, **options))
     assert not np.array_equal(run(images, 1, **options), run(images, 2, **options))
 
@@ -102,7 +102,7 @@ def test_cameras_are_changed_independently():
 
 
 def test_impossible_options():
-    for values in ({"crop_area": 0}, {"shift": -1}, {"contrast": 1.5}, {"hue": 0.7}):
+    for values in ({"crop_area": 0}, {"shift": -1}, {"contrast": 1.5}, {"color": 1.0}):
         with pytest.raises(ConfigError, match=next(iter(values))):
             validate(AugmentConfig, values)
 

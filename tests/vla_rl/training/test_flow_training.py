@@ -17,7 +17,7 @@ from vla_rl.training.train import train
 pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")
 GRPO = {"kind": "grpo", "optim": {"lr": 1e-4}, "minibatch_size": 24, "ratio_level": "action"}
 DR_GRPO = GRPO | {"kind": "dr_grpo", "values": {"kind": "planted_values:PlantedValuesConfig"}, "candidates": 2}
-DR_GRPO |= {"coefficient": 0.5, "state_coefficient": 0.5}
+DR_GRPO |= {"coefficients": (0.5, 0.5)}
 PPO = {"kind": "ppo", "optim": {"lr": 1e-4}, "minibatch_size": 24, "ratio_level": "action"}
 
 

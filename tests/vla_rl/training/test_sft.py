@@ -328,13 +328,14 @@ def test_a_step_with_nan_is_skipped_and_counted(demos, kind):
     assert cloning.step(data.batch(4, 0, 2))["loss"] > 0 and not same(weights(policy), before)
 
 
-def test_too_many_bad_steps_stop_the_run_with_the_last_good_state_kept(demos, tmp_path):
+def test_too_many_bad_steps_stop_the_run_with_the_last_good_state_kept(demos, tmp_path, monkeypatch):
+    monkeypatch.setattr(SFTConfig, "max_bad_steps", 3)
     policy, log = make_policy(), Log()
     poison(policy, {2, 4, 5, 6})
     with pytest.raises(
         TrainingDivergedError, match=r"3 steps in a row, to step 6.*smaller sft.optim.lr.*Saved as .*step_00000006"
     ):
-        train_bc(policy, options(demos, steps=9, optim={"max_bad_steps": 3}), tmp_path, log, progress=False)
+        train_bc(policy, options(demos, steps=9), tmp_path, log, progress=False)
     tensors, state = load_checkpoint(tmp_path / "checkpoints" / "step_00000006")
     assert state["counters"]["num_bad_steps"] == 4
     assert all(bool(torch.isfinite(t).all()) for t in tensors.values())

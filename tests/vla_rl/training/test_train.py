@@ -35,6 +35,7 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout import runner
 from vla_rl.training import run as training
 from vla_rl.training.checkpoint import check_whole, list_checkpoints, load_checkpoint
+from vla_rl.training.config import OptimizedConfig
 from vla_rl.training.run import NoSuccessError, TrainingRun
 from vla_rl.training.train import train
 from vla_rl.training.trainer import TrainingDivergedError
@@ -306,14 +307,13 @@ def test_nan_stops_the_run_and_the_last_good_policy_is_kept(policy, tmp_path, mo
             next(iter(self._parameters.values())).data.view(-1)[0] = math.nan
         return result
 
+    monkeypatch.setattr(OptimizedConfig, "max_bad_steps", 1)
     monkeypatch.setattr(losses, "policy_loss", poisoned_loss)
     monkeypatch.setattr(Learner, "_apply", poisoned_apply)
     problem = {"loss": "1 steps in a row had a NaN or infinite loss", "weight": "an update made weights NaN"}[what]
     advice = rf"{problem}.* in iteration 1.*smaller algo\.optim\.lr.*policy\.path=.*last_good and these changes"
     with pytest.raises(TrainingDivergedError, match=advice):
-        run_in(
-            folder, small_recipe(policy, "algo={optim: {max_bad_steps: 1}, minibatch_size: 64}", "train.iterations=2")
-        )
+        run_in(folder, small_recipe(policy, "algo.minibatch_size=64", "train.iterations=2"))
     assert is_policy_of(folder / "last_good", first) and not is_policy_of(policy, first)
 
 

@@ -36,7 +36,7 @@ from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING, act
 EPISODES = 16
 TINY = [
     *("policy.path=pretrained:tabletop_base", "sft=null", "hil.prior=none", "hil.warm_updates=0", "num_threads=1"),
-    *("env.num_envs=4", "env.num_workers=0", "env.horizons.push_to_zone=24", "hil.person.operator_steps=32"),
+    *("env.num_envs=4", "env.num_workers=0", "env.horizons.push_to_zone=24"),
     *(f"hil.episodes={EPISODES}", "hil.episodes_per_turn=4", "hil.publish_every=3", "hil.updates_per_episode=2"),
     *("hil.evaluate=never", "hil.critic.hidden=16", "hil.critic.batch_size=32", "log.tensorboard=false"),
 ]

@@ -39,7 +39,7 @@ from vla_rl.workflows.offline import improve_offline
 
 ROOT = Path(__file__).parents[3]
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
-SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
+SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "members": 2}
 # What a choice of examples asks of a run.
 RUN = LoggedRun(
     Path("run"), SFTConfig.model_validate({"datasets": ["x"]}), 0, ENV.env_spec(), lambda *_: None, lambda _: None

@@ -275,7 +275,7 @@ def test_what_cannot_be_restored_is_said(folder, episodes, mined, tmp_path) -> N
 
 
 def test_nothing_is_mined_from_evaluation_states(folder, tmp_path) -> None:
-    config = CollectConfig(dataset=str(tmp_path / "eval"), split="eval", allow_eval=True, episodes_per_task=2)
-    collect_dataset(TABLETOP, config)
+    config = CollectConfig(dataset=str(tmp_path / "eval"), episodes_per_task=2)
+    collect_dataset(TABLETOP, config.model_copy(update={"split": "eval"}))
     with pytest.raises(KeyframeError, match="from eval states, from which nothing may be learned"):
         mine_keyframes(folder, [tmp_path / "eval"], KeyframeConfig())

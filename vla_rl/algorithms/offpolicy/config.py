@@ -11,6 +11,7 @@ from vla_rl.training.config import OptimConfig, OptimizedConfig, TrainerConfig
 
 ChooseBy = Literal["lead", "value"]
 TARGET_DECAY = 0.99  # Of the slow copies that targets come from.
+PRIOR_SHARE = 0.5  # Of each batch, what the prior has once there are fresh episodes (RLPD).
 ENTROPY_WEIGHT = 1e-3  # Of an actor's entropy, in nats of all that it chooses, beside Q in [0, 1].
 
 
@@ -43,12 +44,6 @@ class CriticConfig(CriticNetworkConfig, TrainerConfig):
 
     optim: OptimConfig = OptimConfig(lr=1e-3, warmup_steps=50)
     steps: PositiveInt = Field(default=1500, description="Optimizer updates of each fold's critic.")
-    folds: int = Field(
-        default=3,
-        ge=2,
-        description="An episode is judged by a critic that has not seen its initial state: episodes are cut into so "
-        "many parts.",
-    )
 
 
 class OnlineCriticConfig(CriticNetworkConfig):
@@ -104,10 +99,9 @@ class ReplayLearningConfig(Config):
     )
     prior: Literal["datasets", "none"] = Field(
         default="datasets",
-        description="What updates draw besides fresh episodes, once there are some. datasets: the logged ones (RLPD); "
-        "none: nothing more, the datasets only warm the critic up (WSRL).",
+        description="What half of each batch is, once there are fresh episodes. datasets: logged ones (RLPD); none: no "
+        "logged ones, which only warm the critic up (WSRL). In `hil` a person's decisions are of it, either way.",
     )
-    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that the prior has.")
     warm_updates: NonNegativeInt = Field(
         default=1500,
         description="Updates on the logged episodes alone before the first round; 0: no dataset is read for them.",
@@ -155,7 +149,6 @@ class OnlineConfig(ReplayLearningConfig):
     """How a frozen policy is improved from its own episodes as they come, and those logged before."""
 
     noise: NoiseConfig = Field(default_factory=NoiseConfig, description="Of method noise.")
-    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
     rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
     episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")

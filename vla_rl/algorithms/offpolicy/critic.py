@@ -21,6 +21,7 @@ from vla_rl.algorithms.offpolicy.transitions import Transitions, draw
 from vla_rl.evaluation.signal import auc
 from vla_rl.training.trainer import Trainer
 
+FOLDS = 3  # Parts of the episodes; each is judged by a critic that has not seen its initial states.
 SUBSET = 2  # Networks drawn for each target, the smallest of which counts.
 
 
@@ -107,11 +108,11 @@ def fit_critic(
     Raises:
         ValueError: fewer initial states than folds.
     """
-    fold = transitions.folds(config.folds, seed)
+    fold = transitions.folds(FOLDS, seed)
     networks = []
-    for number in range(config.folds):
+    for number in range(FOLDS):
         networks.append(_fit_fold(transitions, np.flatnonzero(fold != number), config, seed + number))
-        show(f"critic: fold {number + 1} of {config.folds}")
+        show(f"critic: fold {number + 1} of {FOLDS}")
     return Critic(config, transitions, fold, networks)
 
 

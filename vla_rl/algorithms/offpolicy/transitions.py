@@ -97,9 +97,7 @@ class Transitions:
         """
         states = np.unique(self.initial_state[self.learned_from])
         if len(states) < count:
-            raise ValueError(
-                f"episodes of {len(states)} initial states; {count} folds (offline.critic.folds) need more"
-            )
+            raise ValueError(f"episodes of {len(states)} initial states; {count} folds need more")
         place = np.searchsorted(states, self.initial_state[self.episode])
         return (np.random.default_rng(seed).permutation(len(states)) % count)[place]
 

@@ -16,7 +16,6 @@ from accelerate import PartialState
 from torch.distributed.device_mesh import init_device_mesh
 
 from vla_rl.common.distributed import fsdp, parts
-from vla_rl.common.distributed.config import DistributedConfig
 from vla_rl.common.distributed.process_group import ProcessGroup, Strategy, entered, num_launched, resolve_device
 from vla_rl.common.distributed.process_watch import Watch
 from vla_rl.config import ConfigError
@@ -67,7 +66,7 @@ class Launchable(Protocol):
     @property
     def parallel(self) -> Strategy: ...
     @property
-    def distributed(self) -> DistributedConfig: ...
+    def hang_minutes(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def launched_group(recipe: Launchable) -> Iterator[LaunchedGroup]:
     """
     check(recipe, num_launched())
     on_cpu = resolve_device(recipe.device) == "cpu"
-    limit = timedelta(minutes=recipe.distributed.timeout_minutes)
+    limit = timedelta(minutes=recipe.hang_minutes)
     state = PartialState(cpu=on_cpu, timeout=limit)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
     on_host = None if on_cpu else cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=limit))

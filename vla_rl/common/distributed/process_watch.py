@@ -31,7 +31,7 @@ _SHORTEST, _LONGEST = 0.05, 5.0  # Seconds between looks.
 
 
 class HungProcessError(RuntimeError):
-    """A process that others waited for did not come within `distributed.timeout_minutes`; the message names it."""
+    """A process that others waited for did not come within `hang_minutes`; the message names it."""
 
 
 class Watch:
@@ -105,8 +105,8 @@ class Watch:
         found = "; ".join(f"process {rank} of {self.size} {self._seen[rank].text(self.limit)}" for rank in hung)
         return (
             f"process {self.rank} waited in vain for {', '.join(map(str, hung))}, which for {self.limit:.0f} s "
-            f"(distributed.timeout_minutes={self.limit / 60:g}) did not get on: {found}. Look at its machine and its "
-            "messages, then go on with --resume; if it had work for so long, raise distributed.timeout_minutes."
+            f"(hang_minutes={self.limit / 60:g}) did not get on: {found}. Look at its machine and its "
+            "messages, then go on with --resume; if it had work for so long, raise hang_minutes."
         )
 
     # --- in the thread -----------------------------------------------------------------------

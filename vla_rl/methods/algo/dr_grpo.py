@@ -41,6 +41,9 @@ _MEMORY = 0.8  # How much an iteration counts for c and d, compared with the nex
 _CANDIDATES = 3  # A stream of random numbers, beside the learner's order of minibatches and control.
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class DRGRPOConfig(GRPOConfig):
     """Doubly robust GRPO, for real episodes: a model's action values as a control variate, which adds no bias."""
 
@@ -61,23 +64,11 @@ class DRGRPOConfig(GRPOConfig):
         description="What values action chunks before they are executed: a world model, or a class of your own."
     )
     candidates: int = Field(default=4, ge=2, description="K, the action chunks drawn beside the executed one.")
-    coefficient: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="c, how much of what the values say of the executed chunk is taken off, in the first iteration.",
-    )
-    state_coefficient: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="d, how far the baseline moves from the group's rewards to the values of the state, in the first "
-        "iteration.",
-    )
-    fit_coefficients: bool = Field(
-        default=True,
-        description="From the second iteration on c and d are what would have left the least variance in the earlier "
-        "ones, 0 to 1; false: they stay as given.",
+    coefficients: tuple[Share, Share] | None = Field(
+        default=None,
+        description="c, how much of what the values say of the executed chunk is taken off, and d, how far the "
+        "baseline moves from the group's rewards to the values of the state. null: 0 in the first iteration, then what "
+        "would have left the least variance in the earlier ones.",
     )
 
     def loss(
@@ -202,13 +193,13 @@ class DRLearner(Learner):
         super().__init__(config, policy, seed, **options)
         self._fit = CoefficientFit()
         self._whole_pool: WholePool | None = None
-        asks = config.fit_coefficients or any(self.coefficients)
+        asks = config.coefficients is None or any(config.coefficients)
         self.values = config.values.build(policy, str(policy.device)) if asks else None
 
     @property
     def coefficients(self) -> Coefficients:
-        first = Coefficients(self.config.coefficient, self.config.state_coefficient)
-        return self._fit.coefficients(first) if self.config.fit_coefficients else first
+        given = self.config.coefficients
+        return self._fit.coefficients(Coefficients(0.0, 0.0)) if given is None else Coefficients(*given)
 
     # --- from episodes to a batch -----------------------------------------------------------
 

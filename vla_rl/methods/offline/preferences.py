@@ -208,7 +208,7 @@ def episode_batch(data: BCDataset, number: int) -> BCBatch:
         if not chosen or row >= chosen[-1] + data.chunk_size:
             chosen.append(int(row))
     if not chosen:
-        raise ValueError(f"{part.path}: no frame of episode {number} is learned from (control_sources, frames)")
+        raise ValueError(f"{part.path}: no frame of episode {number} is learned from (sft.datasets.frames)")
     return part.batch(np.array(chosen), data.chunk_size)
 
 

@@ -30,6 +30,7 @@ from vla_rl.rollout.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
 
+MOST_AT_ONCE = 64  # Observations that a worker acts on.
 MAX_WAIT_SECONDS = 0.005  # that an observation waits for others to be acted on with
 RETRY_SECONDS = 1.0  # before another host is asked for in place of one that did not start
 
@@ -197,13 +198,13 @@ class AheadWorker:
         question = _Question(obs, generator, asyncio.get_running_loop().create_future())
         self._questions.append(question)
         self._asked.set()
-        if self._copy is not None and len(self._questions) >= min(self._copy.config.batch, self._num_running):
+        if self._copy is not None and len(self._questions) >= min(MOST_AT_ONCE, self._num_running):
             self._enough.set()
         return await question.answer
 
     async def _act_forever(self) -> None:
         assert self._copy is not None, "load begins this"
-        copy, noise, most = self._copy, RowGenerator(), self._copy.config.batch
+        copy, noise, most = self._copy, RowGenerator(), MOST_AT_ONCE
         noise.manual_seed(copy.plan.seed)
         while True:
             await self._asked.wait()

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vla_rl.config import ConfigError
+from vla_rl.rollout.actors.config import WORKER_CPUS, RayOptions
 
 try:
     import ray
@@ -23,9 +24,6 @@ except ImportError:
     raise ConfigError("rollout.kind: 'ray' and --ray need the package ray: pip install '.[ray]'") from None
 
 from ray.exceptions import RayError, RayTaskError
-
-if TYPE_CHECKING:
-    from vla_rl.rollout.actors.config import RayOptions
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ def connect(config: RayOptions) -> Connection:
         return join(config.address, "rollout.address", "set it to null for a Ray on this machine")
     if ray.is_initialized():
         return Connection.another()
-    cpus = config.workers * (config.worker_cpus + config.hosts * config.host_cpus)
+    cpus = config.workers * (WORKER_CPUS + config.hosts * config.host_cpus)
     options: dict[str, Any] = {"object_store_memory": config.object_store_mb * 2**20} if config.object_store_mb else {}
     # As many CPUs as the actors reserve: here processes may share cores.
     options |= {"num_cpus": max(1, math.ceil(cpus)), "include_dashboard": False, "_node_ip_address": LOOPBACK}
@@ -131,7 +129,7 @@ def shortage(config: RayOptions) -> str:
 
     return (
         f"the cluster has {text(ray.cluster_resources())}, free {text(ray.available_resources())}; a worker asks for "
-        f"worker_cpus={config.worker_cpus:g}, worker_gpus={config.worker_gpus:g}, a host for "
+        f"{WORKER_CPUS:g} CPU and worker_gpus={config.worker_gpus:g}, a host for "
         f"host_cpus={config.host_cpus:g}, host_gpus={config.host_gpus:g}"
     )
 
@@ -155,7 +153,7 @@ def wait_for_room(config: RayOptions, num_trainers: int) -> None:
 def _lack(config: RayOptions, num_workers: int) -> str:
     """What the cluster's machines cannot hold; empty: nothing."""
     machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
-    worker, host = (config.worker_cpus, config.worker_gpus), (config.host_cpus, config.host_gpus)
+    worker, host = (WORKER_CPUS, config.worker_gpus), (config.host_cpus, config.host_gpus)
     for kind, (cpus, gpus) in {"worker": worker, "host": host}.items():
         if not any(cpus <= has_cpus and gpus <= has_gpus for has_cpus, has_gpus in machines):
             return f"no machine has room for one {kind}"

@@ -12,6 +12,7 @@ from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.rollout.source import LaterEnv, RolloutConfig, RolloutPlan
 
 LEAST_STORE_MB = 75
+WORKER_CPUS = 1.0  # That Ray reserves for a worker.
 
 
 class RayOptions(RolloutConfig):
@@ -32,7 +33,6 @@ class RayOptions(RolloutConfig):
         description="A group counts only if its oldest chunk was drawn at most so many updates ago. 0: rollout and "
         "update by turns, with the numbers of kind local; above 0: episodes go on while the policy is updated.",
     )
-    batch: PositiveInt = Field(default=64, description="staleness above 0: most observations that a worker acts on.")
     timeout_s: PositiveFloat = Field(
         default=120.0,
         description="Seconds after which a silent host is replaced; a worker that is silent, or gets nothing done, "
@@ -45,7 +45,6 @@ class RayOptions(RolloutConfig):
     )
     host_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a host.")
     host_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a host (rendering).")
-    worker_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a worker.")
     worker_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a worker.")
     object_store_mb: NonNegativeInt = Field(
         default=0, description="address null: memory for episodes under way, MiB, at least 75; 0 leaves it to Ray."

@@ -22,7 +22,7 @@ from vla_rl.rollout.actors.cluster import (
     ray,
     shortage,
 )
-from vla_rl.rollout.actors.config import RayOptions
+from vla_rl.rollout.actors.config import WORKER_CPUS, RayOptions
 from vla_rl.rollout.actors.ledger import Ledger, Ticket
 from vla_rl.rollout.actors.vec_env import Troubles
 from vla_rl.rollout.actors.weights import shards
@@ -39,7 +39,7 @@ def start_worker(worker: type, plan: RolloutPlan, config: RayOptions, max_concur
     values, path = plan.model_dump(mode="json"), plan.policy.path
     if path:
         values["policy"]["path"] = str(resolve_path(path))
-    options = {"num_cpus": config.worker_cpus, "num_gpus": config.worker_gpus, "max_concurrency": max_concurrency}
+    options = {"num_cpus": WORKER_CPUS, "num_gpus": config.worker_gpus, "max_concurrency": max_concurrency}
     return ray.remote(worker).options(**options, **UNRECORDED).remote(values, Setting.here())
 
 

@@ -47,7 +47,7 @@ def hang(way: str, world: ProcessGroup, limit: float) -> None:
 
 
 def main(policy: str, ways: str, limit: float) -> None:
-    with launched_group(make_recipe(Path(policy), f"distributed.timeout_minutes={limit / 60}")) as world:
+    with launched_group(make_recipe(Path(policy), f"hang_minutes={limit / 60}")) as world:
         for way in ways.split(","):
             hang(way, world, limit)
             if world.is_main:

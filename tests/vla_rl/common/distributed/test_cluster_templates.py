@@ -20,6 +20,7 @@ from tiny_run import make_recipe, metrics, save_policy
 
 from vla_rl.config import dump_yaml
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout.actors.config import WORKER_CPUS
 
 ROOT = Path(__file__).resolve().parents[4]
 TEMPLATES = ROOT / "docs" / "examples" / "cluster"
@@ -88,7 +89,7 @@ def test_the_rayjob_names_what_the_project_has() -> None:
     assert rollout.kind == "ray" and rollout.workers == workers["replicas"] == workers["maxReplicas"]
     containers = [group["template"]["spec"]["containers"][0] for group in (head, workers)]
     assert all(float(c["resources"]["limits"]["nvidia.com/gpu"]) >= rollout.worker_gpus for c in containers)
-    assert rollout.worker_cpus + rollout.hosts * rollout.host_cpus <= float(containers[1]["resources"]["limits"]["cpu"])
+    assert WORKER_CPUS + rollout.hosts * rollout.host_cpus <= float(containers[1]["resources"]["limits"]["cpu"])
     assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}, "Ray gives out nothing of the head"
     # Names: the image has its CUDA tag in the Dockerfile, the mounts have their volumes, and the run lies on one.
     image = containers[0]["image"]

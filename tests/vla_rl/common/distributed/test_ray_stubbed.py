@@ -373,7 +373,7 @@ def test_workers_that_no_machine_can_hold_are_refused_at_once(stub: StubRay) -> 
 
     assert "no machine has room for one worker: the cluster has 8 CPUs and 0 GPUs" in refused("worker_gpus=1")
     assert "no machine has room for one host" in refused("host_cpus=9")
-    assert "no room for 3 workers with a host each" in refused("workers=3", "worker_cpus=2")
+    assert "no room for 3 workers with a host each" in refused("workers=3", "host_cpus=2")
     assert stub.now < 1001, "this machine alone gets no others"
     assert "worker_gpus=1" in refused("worker_gpus=1", "address=auto", "start_timeout_s=50")
     assert stub.now >= 1050

@@ -16,7 +16,7 @@ from vla_rl.methods.algo.dr_grpo import CoefficientFit, Coefficients, Correction
 
 GROUP_SIZE = 2
 WHOLE = {"micro_batch_size": 4096}  # In one pass, which is faster here.
-FIXED = {"coefficient": 0.8, "state_coefficient": 0.6, "fit_coefficients": False, **WHOLE}
+FIXED = {"coefficients": (0.8, 0.6), **WHOLE}
 SAME = {"normalize_std": False, "filter_groups": False}
 
 
@@ -86,7 +86,7 @@ def test_values_that_know_the_outcome_are_biased_and_seen():
 
 def test_right_values_leave_less_variance_and_wrong_ones_more():
     def variance(which: str, c: float, d: float) -> float:
-        algo = config(which, coefficient=c, state_coefficient=d, fit_coefficients=False, candidates=12, **WHOLE)
+        algo = config(which, coefficients=(c, d), candidates=12, **WHOLE)
         return gradients(algo, 80, groups=6, size=4).var(0).sum()
 
     plain, of_chunks, of_both, wrong = (
@@ -100,7 +100,7 @@ def test_without_a_coefficient_it_is_grpo_to_the_digit(options):
     options = {"epochs": 2, "minibatch_size": 64, "optim": {"lr": 0.05}, "kl_coef": 0.1, **options}
     one, other = TablePolicy(), TablePolicy()
     plain = GRPOConfig(**SAME, **options).build(one, 3)
-    fixed = config("wrong", coefficient=0, fit_coefficients=False, **options).build(other, 3)
+    fixed = config("wrong", coefficients=(0, 0), **options).build(other, 3)
     for seed in range(3):
         expected = plain.update(plain.prepare(roll_out(one, 30, GROUP_SIZE, seed)))
         found = fixed.update(fixed.prepare(roll_out(other, 30, GROUP_SIZE, seed)))
@@ -123,7 +123,7 @@ def test_regularizers_are_of_the_executed_chunks_alone():
     options = {"kl_coef": 0.3, "entropy_coef": 0.2, "optim": {"lr": 0.05}, "epochs": 2}
     one, other = TablePolicy(), TablePolicy()
     plain = GRPOConfig(**SAME, **options).build(one, 3)
-    tiny = config("wrong", coefficient=1e-9, fit_coefficients=False, **options).build(other, 3)
+    tiny = config("wrong", coefficients=(1e-9, 0), **options).build(other, 3)
     episodes = roll_out(one, 30, GROUP_SIZE, 0)
     expected, found = (learner.update(learner.prepare(episodes)) for learner in (plain, tiny))
     torch.testing.assert_close(other.logits, one.logits, rtol=0, atol=2e-3)  # Of steps of 0.05.
@@ -177,7 +177,7 @@ def test_nothing_is_part_of_its_own_baseline():
 def test_an_episode_alone_in_its_group_has_no_baseline_of_itself():
     policy = TablePolicy()
     episodes = roll_out(policy, 2, GROUP_SIZE, 0)[:3]
-    learner = config("wrong", state_coefficient=0.5, fit_coefficients=False).build(policy)
+    learner = config("wrong", coefficients=(0, 0.5)).build(policy)
     before = learner.prepare(episodes).whole
     alone = replace(episodes[2], reward=1.0 - episodes[2].reward)  # Whatever came of it, its advantages stay.
     after = learner.prepare([*episodes[:2], alone]).whole
@@ -204,7 +204,7 @@ def test_a_resumed_run_goes_on_to_the_digit():
 
 def test_decisions_keep_their_chunks_in_one_minibatch():
     policy = TablePolicy()
-    learner = config("wrong", coefficient=0.5, fit_coefficients=False, minibatch_size=8).build(policy)
+    learner = config("wrong", coefficients=(0.5, 0), minibatch_size=8).build(policy)
     batch = learner.prepare(roll_out(policy, 8, GROUP_SIZE, 0))
     assert learner.num_steps(batch) == 4
     assert batch.size == 32 and batch.whole is not None

@@ -26,7 +26,7 @@ from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.offline import improve_offline
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
-SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
+SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "members": 2}
 GRPO = {
     "kind": "grpo",
     "optim": {"lr": 2e-3, "warmup_steps": 0},

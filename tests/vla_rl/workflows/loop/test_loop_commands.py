@@ -27,14 +27,14 @@ def test_imagined_episodes_become_a_dataset_that_says_so(recipe, tmp_path):
     collect(recipe, config, lambda _: None)
     spec = recipe.env.env_spec()
     needs = DataNeeds(spec.cameras, spec.action_dim, spec.state_dim, spec.image_size[0], spec.control_hz)
-    dataset = open_dataset(DatasetConfig(path=config.dataset, control_sources=("imagined",)), needs)
+    dataset = open_dataset(DatasetConfig(path=config.dataset), needs)
     step = dataset.rows - dataset.starts[np.searchsorted(dataset.starts, dataset.rows, side="right") - 1]
     assert not (step % 4).any() and len(dataset.rows) == -(-dataset.lengths // 4).sum(), (
         "rows with an image of their own"
     )
     assert dataset.batch(dataset.rows[:2], 4).valid.all()
-    with pytest.raises(DatasetError, match=r"frames=all; the dataset holds \['imagined'\]"):
-        open_dataset(DatasetConfig(path=config.dataset, control_sources=("policy",)), needs)
+    with pytest.raises(DatasetError, match=r"frames=hg_dagger; the dataset holds \['imagined'\]"):
+        open_dataset(DatasetConfig(path=config.dataset, frames="hg_dagger"), needs)
     real = recipe.model_copy(update={"env": recipe.real_env, "real_env": None})
     with pytest.raises(ConfigError, match="env is no world model"):
         collect(real, config, lambda _: None)
