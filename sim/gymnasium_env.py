@@ -19,9 +19,8 @@ import gymnasium
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from sim.base import SimConfig, check_known
+from sim.base import OwnRandomness, ReplayedEnv, SimConfig, check_known
 from sim.remote.host import to_numpy
-from sim.replayed import OwnRandomness, ReplayedEnv
 from sim.single_env import SingleObservation
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec

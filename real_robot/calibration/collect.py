@@ -18,7 +18,7 @@ from real_robot.calibration.hand_eye import angle_between, pose_of
 from real_robot.calibration.intrinsics import BoardConfig, BoardFinder
 from real_robot.contract.channels import AlignConfig, ConversionConfig, StateSource
 from real_robot.contract.contract import RobotContract
-from real_robot.contract.joint_mapping import measured_joints
+from real_robot.contract.load import measured_joints
 from real_robot.kinematics.arm_model import ArmModel
 from real_robot.transports.base import QosConfig, Transport, TransportError
 from real_robot.types import RobotObservation

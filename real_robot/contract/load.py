@@ -1,7 +1,8 @@
 """Contracts read from their YAML files, with limits of joint commands completed from the robot's URDF or MJCF.
 
 Limits that are left out are filled in from the robot's file, and wider ones cut. That is done in the file's radians and
-meters until it is written into `safety`, which is in the action's own units."""
+meters until it is written into `safety`, which is in the action's own units. `commanded_joints` and `measured_joints`
+say which joint of that file each number of an action, or of the state, is."""
 
 from __future__ import annotations
 
@@ -9,17 +10,20 @@ import difflib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from real_robot.contract.contract import RobotContract
-from real_robot.contract.joint_mapping import Scaled, commanded_joints
-from real_robot.contract.model import ModelConfig
+from real_robot.contract.model import JointName, ModelConfig
 from real_robot.contract.safety import DimensionLimits, SafetyConfig
 from vla_rl.config import ConfigError, apply_overrides, read_yaml, validate
 
 log = logging.getLogger(__name__)
 UNKNOWN = 1e9  # stands for what the contract leaves to the file, until the file has been read
+POSE = "geometry_msgs/PoseStamped"
 
 
 def load_contract(name: str | Path, overrides: Iterable[str] = ()) -> RobotContract:
@@ -143,3 +147,76 @@ def _check_known(limits: DimensionLimits, model: ModelConfig) -> None:
     for name in ("low", "high", "max_velocity"):
         if abs(getattr(limits, name) or 0.0) >= UNKNOWN:
             raise ConfigError(f"safety: {limits.name}: {name} is missing, and {model.file} has no limit for it")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One number of an action or state, and the joint that it is: position = scale * number + offset.
+
+    `sign` of a velocity's scale is kept, its offset has no meaning.
+    """
+
+    number: int
+    joint: str
+    scale: float
+    offset: float
+
+    def number_of(self, position: float) -> float:
+        """The number that puts the joint there."""
+        return (position - self.offset) / self.scale
+
+
+def commanded_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled]:
+    """Which numbers of the action are joints.
+
+    Raises:
+        ConfigError: model.commands names a number that the action lacks, one joint is commanded twice, or a pose is
+            commanded: no model can tell which of the joints' ways there the robot takes.
+    """
+    found: list[Scaled] = []
+    if poses := [sink.topic for sink in contract.action if sink.type == POSE]:
+        raise ConfigError(
+            f"model: {poses[0]} takes poses ({POSE}), which cannot be checked against the robot's model: which joints "
+            "get it there is the robot's choice; command joints or twists, or leave `model` out"
+        )
+    for sink in contract.action:
+        for place, number in enumerate(sink.indices):
+            scale, offset = sink.convert.of(place)
+            link = model.commands.get(number)
+            if link is None and place < len(sink.joints):
+                link = model.joint_of(sink.joints[place])
+            if link is not None:
+                found.append(Scaled(number, link.joint, link.scale * scale, link.scale * offset + link.offset))
+    _check("model.commands", found, model.commands, contract.action_dim)
+    return found
+
+
+def measured_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled]:
+    """Which numbers of the observed state are joints' positions.
+
+    Raises:
+        ConfigError: model.states names a number that the state lacks, or one joint is measured twice.
+    """
+    found: list[Scaled] = []
+    number = 0
+    for source in contract.observation.state:
+        for place in range(source.num_values):
+            scale, offset = source.convert.of(place)
+            link = model.states.get(number)
+            if link is None and source.joints:
+                link = model.joint_of(source.joints[place])
+            if link is not None and scale != 0:
+                found.append(Scaled(number, link.joint, link.scale / scale, link.offset - link.scale * offset / scale))
+            number += 1
+    _check("model.states", found, model.states, number)
+    return found
+
+
+def _check(section: str, found: list[Scaled], told: dict[int, JointName], size: int) -> None:
+    if wrong := [number for number in told if not 0 <= number < size]:
+        raise ConfigError(f"{section}: {wrong[0]}: the contract has the numbers 0 to {size - 1}")
+    joints = [link.joint for link in found]
+    if twice := [joint for joint in joints if joints.count(joint) > 1]:
+        raise ConfigError(f"{section}: joint {twice[0]} stands for two numbers")
+    if flat := [link.joint for link in found if link.scale == 0 or not np.isfinite(link.scale)]:
+        raise ConfigError(f"{section}: joint {flat[0]}: convert.scale must not be 0")

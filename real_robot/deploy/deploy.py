@@ -23,15 +23,13 @@ from real_robot.control.playback import InferenceThread, SynchronousActions, Syn
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
-from real_robot.deploy.camera_answers import CameraAnswers
-from real_robot.deploy.held_ticks import HeldTicks, Repetition
+from real_robot.deploy.notices import CameraAnswers, HeldTicks, Repetition
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
 from real_robot.deploy.policy_gate import hold_on_change, open_gate
 from real_robot.failure.watch import DetectorThread, FailureWatch, Overseer, load_detector
 from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
-from real_robot.operator.console.console_state import ConsoleState
-from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.operator import ConsoleOperator, ConsoleState
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
 from real_robot.operator.episode_log import Comparisons, EpisodeLog

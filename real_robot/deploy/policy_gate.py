@@ -12,7 +12,7 @@ from real_robot.control.robot_loop import Tick
 from real_robot.deploy.options import check_fit
 from real_robot.failure.detector import FailureDetector
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.identity import UNKNOWN, PolicyIdentity
+from real_robot.serving.requests import UNKNOWN, PolicyIdentity
 from real_robot.types import RobotObservation
 
 

@@ -9,6 +9,8 @@ Episodes may differ in length: D is then taken over the chunks an episode lived.
 The promise holds for any mu and S that do not look at the second part: `functional` takes both from the first,
 `centered` mu alone (S = 1), `constant` neither (mu = 0, S = 1: one threshold for all chunks). Dividing by S makes every
 chunk equally likely to alarm; where early chunks say little, that spends false alarms on them.
+
+At the end: the options of `vla-rl failure fit` and `eval`, a recipe's `failure` section.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.data.config import MaybeDatasets
+from vla_rl.interfaces import FailureDetectionConfig
+from vla_rl.types import Split
 
 BandKind = Literal["functional", "centered", "constant"]
+Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
 ALL = ""  # The name of the shape that instructions without one of their own use.
 MIN_SHAPE = 5  # Successes that a center and a modulation are made from, at least.
 
@@ -194,3 +203,42 @@ class Band:
         """mu_t + q S_t at chunk `number`, from 0."""
         modulation = self.shape(instruction).modulation
         return self.center(number, instruction) + self.q * float(modulation[min(number, len(modulation) - 1)])
+
+
+class EpisodesConfig(Config):
+    """Where episodes of the policy come from: recorded ones, or new ones run in the recipe's environment."""
+
+    datasets: MaybeDatasets = Field(default=(), description="Recorded episodes; empty runs new ones, as below.")
+    same_policy: bool = Field(default=True, description="Refuse recorded episodes in which another checkpoint acted.")
+    episodes_per_task: PositiveInt = Field(default=200, description="How many new episodes of each task are run.")
+    split: Split = Field(default="train", description="Split of the initial states that new episodes begin in.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split that is used.")
+    temperature: NonNegativeFloat = Field(
+        default=1.0, description="Temperature of the policy's sampling, as it will be deployed."
+    )
+
+
+class FailureConfig(FailureDetectionConfig):
+    """Scores on embeddings of the policy, each with a conformal band."""
+
+    kind: Literal["conformal"] = "conformal"
+    detectors: tuple[Kind, ...] = Field(
+        default=("float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"),
+        min_length=1,
+        description="Which detectors are fitted.",
+    )
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Largest probability of a false alarm in a whole successful episode."
+    )
+    band: BandKind = Field(
+        default="functional",
+        description="How the threshold of the scores that learn from successes alone varies over time (see "
+        "real_robot/failure/conformal.py); SAFE's is constant, since a probability has a scale of its own.",
+    )
+    every: NonNegativeInt = Field(
+        default=0, description="Control steps from one embedding of a recorded episode to the next; 0: the chunk size."
+    )
+    fit_on: EpisodesConfig = EpisodesConfig(episodes_per_task=400)
+    calibrate_on: EpisodesConfig = EpisodesConfig(episodes_per_task=200, start_index=10_000)
+    evaluate_on: EpisodesConfig = EpisodesConfig(episodes_per_task=200, split="eval")
+    min_failures: PositiveInt = Field(default=20, description="Failed episodes that the supervised scores ask for.")

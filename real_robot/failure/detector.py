@@ -22,8 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from real_robot.failure.config import FailureConfig
-from real_robot.failure.conformal import MIN_SHAPE, Band, CalibrationError, Shape, successes_needed
+from real_robot.failure.conformal import MIN_SHAPE, Band, CalibrationError, FailureConfig, Shape, successes_needed
 from real_robot.failure.float_ot import FloatOT
 from real_robot.failure.learned_scorers import RND, SAFELSTM, SAFEMLP, LogpZO
 from real_robot.failure.scorer import Scorer

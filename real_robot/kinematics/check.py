@@ -19,7 +19,7 @@ import numpy as np
 from real_robot.checks import Motion, Newest
 from real_robot.contract.channels import ActionSink
 from real_robot.contract.contract import RobotContract
-from real_robot.contract.joint_mapping import commanded_joints, measured_joints
+from real_robot.contract.load import commanded_joints, measured_joints
 from real_robot.contract.model import ModelConfig
 from real_robot.kinematics.arm_model import LOOK, ArmModel, Pair
 from real_robot.transports.base import QosConfig, Transport

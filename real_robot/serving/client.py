@@ -19,8 +19,8 @@ from websockets.sync.client import ClientConnection
 
 from real_robot.client_package.vla_rl_client import NotAuthorized, NotTrusted, PolicyClientError, PolicyConnection
 from real_robot.client_package.vla_rl_client.wire import DEFAULT_LIMITS, WireLimits
-from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.network import client_context, server_url, why_not_trusted
+from real_robot.serving.requests import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from real_robot.serving.identity import PolicyIdentity
-from real_robot.serving.requests import PolicyFacts, Request
+from real_robot.serving.requests import PolicyFacts, PolicyIdentity, Request
 from vla_rl.types import ActionPrefix, Observation
 
 if TYPE_CHECKING:

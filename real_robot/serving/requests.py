@@ -8,19 +8,21 @@ openpi:  LIBERO: observation/image, observation/wrist_image, observation/state.
          observation/joint_position and observation/gripper_position.
          ALOHA: images {cam_high, cam_low, cam_left_wrist, cam_right_wrist}, channels first; state.
          All: prompt, which ALOHA's simulator leaves to the server.
+Every answer says who made it (`PolicyIdentity`), so that a swap in mid-run is noticed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from real_robot.client_package.vla_rl_client.wire import PROTOCOL, WireLimits, short
-from real_robot.serving.identity import PolicyIdentity
 from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
+POLICY_KEY = "policy"  # of an answer
 _OURS = {"images", "state", "instruction"}
 GUIDANCE = ("execution_horizon", "max_guidance_weight", "prefix_attention_schedule")
 _OPTIONS = {"embedding", "prefix", "num_frozen", *GUIDANCE}
@@ -32,6 +34,50 @@ STATE_PARTS = (f"{PREFIX}joint_position", f"{PREFIX}gripper_position")
 _MAIN = (f"{PREFIX}image", f"{PREFIX}exterior_image_1_left", "images/cam_high")
 _WRIST = (f"{PREFIX}wrist_image", f"{PREFIX}wrist_image_left")
 _NUMBERS = (np.ndarray, np.number, int, float)
+
+
+@dataclass(frozen=True)
+class PolicyIdentity:
+    """A policy as its server names it. All fields are "" where the server does not say, as openpi's own.
+
+    Attributes:
+        name: the checkpoint's folder, or 'pretrained:NAME'. version: what recordings say of who acted.
+        hash: SHA-256 of the checkpoint.
+    """
+
+    name: str = ""
+    version: str = ""
+    hash: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server said anything."""
+        return bool(self.name or self.version or self.hash)
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "an unknown policy (its server does not say which)"
+        return self.version or f"{self.name} {self.hash[:12]}".strip()
+
+    def to_wire(self) -> dict[str, str]:
+        """The map that travels in an answer."""
+        return asdict(self)
+
+
+UNKNOWN = PolicyIdentity()
+
+
+def read_identity(reply: Mapping[Any, Any], metadata: Mapping[Any, Any]) -> PolicyIdentity:
+    """Who made an answer: what it says itself, else what the connection's metadata said, else `UNKNOWN`."""
+    told = reply.get(POLICY_KEY)
+    if not isinstance(told, Mapping):
+        told = {
+            "name": metadata.get("checkpoint"),
+            "version": metadata.get("policy_version"),
+            "hash": metadata.get("policy_hash"),
+        }
+    texts = {name: told.get(name) for name in ("name", "version", "hash")}
+    return PolicyIdentity(**{name: text for name, text in texts.items() if isinstance(text, str)})
 
 
 class RequestError(ValueError):

@@ -25,9 +25,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from real_robot.client_package.vla_rl_client import NotAuthorized, NotTrusted, PolicyClient, PolicyClientError
 from real_robot.client_package.vla_rl_client import ServerError as ServerSaid
-from real_robot.serving.identity import UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.network import AddressError, client_context, read_token, server_url
-from real_robot.serving.requests import PREFIX, camera_keys
+from real_robot.serving.requests import PREFIX, UNKNOWN, PolicyIdentity, camera_keys, read_identity
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.interfaces import Policy, PolicyOutput

@@ -26,9 +26,8 @@ from websockets.http11 import Response
 from real_robot.client_package.vla_rl_client.wire import MiB, ProtocolError, WireLimits, pack, unpack
 from real_robot.serving.connections import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, ConnectionSlots
 from real_robot.serving.engine import Answer, InferenceEngine
-from real_robot.serving.identity import POLICY_KEY
 from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback, server_context
-from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
+from real_robot.serving.requests import POLICY_KEY, PREFIX, PolicyFacts, Request, RequestError, read_request
 from vla_rl.common.distributed.process_group import resolve_device
 from vla_rl.common.next_command import next_command
 from vla_rl.config import Config, ConfigError

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.libero.culling import Culling, Drawing, Runs
 from sim.rendering import gl
-from sim.rendering.segmentation import draw_structure, things
+from sim.rendering.gl import draw_structure, things
 from vla_rl.data.segmentation import BACKGROUND, TABLE
 
 MAX_GEOMS = 1000  # as robosuite

@@ -1,4 +1,4 @@
-"""Options of MetaWorld. Imports no simulator."""
+"""Options of MetaWorld, and its 50 tasks. Imports no simulator."""
 
 from __future__ import annotations
 
@@ -9,12 +9,77 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator
 
 from sim.base import SimConfig, check_horizons, check_known
-from sim.metaworld.tasks import CAMERAS, CONTROL_HZ, HORIZON, INSTRUCTIONS
 from sim.rendering.devices import check_backend
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     from sim.metaworld.env import MetaWorldEnv
+
+# What the robot is told. The names are MetaWorld's own, without their version.
+INSTRUCTIONS = {
+    "assembly": "pick up the ring and put it over the peg",
+    "basketball": "drop the ball into the basket",
+    "bin-picking": "move the cube from its bin to the other bin",
+    "box-close": "put the lid on the box",
+    "button-press-topdown": "press the button from above",
+    "button-press-topdown-wall": "reach over the wall and press the button from above",
+    "button-press": "press the button",
+    "button-press-wall": "reach around the wall and press the button",
+    "coffee-button": "press the button of the coffee machine",
+    "coffee-pull": "pull the mug away from the coffee machine",
+    "coffee-push": "push the mug under the coffee machine",
+    "dial-turn": "turn the dial",
+    "disassemble": "lift the ring off the peg",
+    "door-close": "close the door",
+    "door-lock": "lock the door",
+    "door-open": "open the door",
+    "door-unlock": "unlock the door",
+    "hand-insert": "put the gripper into the hole",
+    "drawer-close": "close the drawer",
+    "drawer-open": "open the drawer",
+    "faucet-open": "open the faucet",
+    "faucet-close": "close the faucet",
+    "hammer": "drive the nail in with the hammer",
+    "handle-press-side": "press the handle down from the side",
+    "handle-press": "press the handle down",
+    "handle-pull-side": "pull the handle up from the side",
+    "handle-pull": "pull the handle up",
+    "lever-pull": "pull the lever up",
+    "peg-insert-side": "put the peg into the hole in the side of the box",
+    "pick-place-wall": "carry the puck over the wall to its goal",
+    "pick-out-of-hole": "pick the puck out of the hole",
+    "reach": "move the gripper to the goal",
+    "push-back": "push the puck back to its goal",
+    "push": "push the puck to its goal",
+    "pick-place": "carry the puck to its goal",
+    "plate-slide": "slide the plate into the net",
+    "plate-slide-side": "slide the plate into the net at the side",
+    "plate-slide-back": "slide the plate back out of the net",
+    "plate-slide-back-side": "slide the plate back out of the net at the side",
+    "peg-unplug-side": "pull the peg out of the side of the box",
+    "soccer": "kick the ball into the net",
+    "stick-push": "push the box with the stick",
+    "stick-pull": "pull the box with the stick",
+    "push-wall": "push the puck around the wall to its goal",
+    "reach-wall": "move the gripper around the wall to the goal",
+    "shelf-place": "put the puck on the shelf",
+    "sweep-into": "sweep the puck into the hole",
+    "sweep": "sweep the puck off the table",
+    "window-open": "open the window",
+    "window-close": "close the window",
+}
+HORIZON = 500  # MetaWorld's own, of every task
+CONTROL_HZ = 80.0
+# Our name -> MetaWorld's, and whether its picture stands on its head.
+CAMERAS = {
+    "agentview": ("corner2", True),
+    "wrist": ("gripperPOV", False),
+    "corner": ("corner", True),
+    "corner3": ("corner3", True),
+    "corner4": ("corner4", True),
+    "topview": ("topview", False),
+    "behind": ("behindGripper", False),
+}
 
 
 class MetaWorldConfig(SimConfig):
@@ -77,4 +142,4 @@ class MetaWorldConfig(SimConfig):
             )
         from sim.metaworld.env import MetaWorldEnv
 
-        return MetaWorldEnv(self.env_spec(), self.exact_rendering, record_frames)
+        return MetaWorldEnv(self.env_spec(), CAMERAS, self.exact_rendering, record_frames)

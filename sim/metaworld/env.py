@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import mujoco
@@ -13,9 +14,8 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import ENV_POLICY_MAP
 
-from sim.metaworld.tasks import CAMERAS
+from sim.base import OwnRandomness, ReplayedEnv
 from sim.rendering import gl
-from sim.replayed import OwnRandomness, ReplayedEnv
 from sim.single_env import SingleObservation
 from vla_rl.types import EnvSpec
 
@@ -85,9 +85,16 @@ class MetaWorldEnv(ReplayedEnv):
     draws only in some tasks; the state never says it.
     """
 
-    def __init__(self, spec: EnvSpec, exact_rendering: bool, record_frames: bool = False) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        cameras: Mapping[str, tuple[str, bool]],
+        exact_rendering: bool,
+        record_frames: bool = False,
+    ) -> None:
         super().__init__()
-        self.spec, self.exact_rendering, self.record_frames = spec, exact_rendering, record_frames
+        self.spec, self.cameras = spec, cameras
+        self.exact_rendering, self.record_frames = exact_rendering, record_frames
         self._scenes: dict[str, tuple[Any, Renderer, Any]] = {}
         self._randomness = OwnRandomness()
 
@@ -118,7 +125,7 @@ class MetaWorldEnv(ReplayedEnv):
     def observe(self) -> SingleObservation:
         """Render the cameras, upright, and read the state."""
         images = {
-            name: self._renderer.render(self._scene.data, *CAMERAS[name], self.spec.image_size[0])
+            name: self._renderer.render(self._scene.data, *self.cameras[name], self.spec.image_size[0])
             for name in self.spec.cameras
         }
         return SingleObservation(images, self._full[:4].astype(np.float32), self._instruction)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
-from sim.remote.config import RemoteOptions
+from sim.remote.client import DistantHost, HostWorker, LocalHost, RemoteOptions, same_spec
 from sim.single_env import ChunkResult, SingleObservation
 from sim.vector.commands import Command, SharedArrays
 from sim.vector.pool import PoolVecEnv, assign, observation_layout, shut_down, start_all

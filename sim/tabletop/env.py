@@ -20,22 +20,26 @@ from sim.perturb import Perturbation, Surfaces
 from sim.rendering.devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
-from sim.tabletop.appearance import Look, draw_look, render
-from sim.tabletop.distractors import draw_distractors
+from sim.tabletop.appearance import Look, draw_distractors, draw_look, render
 from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, ExpertConfig, reaches
-from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, VIEW, check_tasks, scene_of
 from sim.tabletop.tasks import (
+    CONTROL_HZ,
     HOME,
+    HORIZONS,
+    INSTRUCTIONS,
+    RESET_TASKS,
     REST_SPEED,
     Knock,
     Layout,
     SuccessConfig,
     View,
+    check_tasks,
     draw_knock,
     draw_layout,
     episode_rng,
     is_solved_now,
     knocked_velocity,
+    scene_of,
     spread_out,
 )
 from sim.vector.body import Collisions
@@ -129,7 +133,7 @@ class TabletopConfig(SegmentedConfig, ObjectPosesConfig, PerturbableConfig):
         moves = self.perturb is not None and self.perturb.axis == "camera"
         known = "agentview" in self.cameras and not moves
         return replace(
-            spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
+            spec, projections={"agentview": sc.VIEW.projection()} if known else {}, suite=self.perturbation_name
         )
 
     def build_body(self) -> Body:

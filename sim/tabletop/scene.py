@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from sim.rendering.segmentation import ARM, GRIPPER
-from sim.tabletop.facts import VIEW
+from sim.base import FixedCamera
+from sim.rendering.gl import ARM, GRIPPER
 from vla_rl.data.segmentation import TABLE
 
+# agentview, without camera jitter: it looks from +x down on the table.
+VIEW = FixedCamera(position=(0.5, 0, 0.62), right=(0, 1, 0), up=(-0.7349, 0, 0.6782), fovy=32.5)
 TIMESTEP = 0.005
 SUBSTEPS = 10  # 20 Hz control
 HALF = 0.03  # half edge of a block

@@ -17,8 +17,8 @@ from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
 from world_model.env import recorded
-from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
+from world_model.env.recorded import download
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 

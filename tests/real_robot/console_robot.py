@@ -22,8 +22,7 @@ from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, ReferencePacer, Tick
 from real_robot.control.supervisor import Supervisor
 from real_robot.operator.console.access import ConsoleConfig
-from real_robot.operator.console.console_state import ConsoleState
-from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.operator import ConsoleOperator, ConsoleState
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators

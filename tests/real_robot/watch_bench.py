@@ -22,10 +22,10 @@ from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, Tick
 from real_robot.control.supervisor import Supervisor
-from real_robot.failure.config import FailureConfig
+from real_robot.failure.conformal import FailureConfig
 from real_robot.failure.detector import FailureDetector, fit
 from real_robot.failure.watch import DetectorThread, FailureWatch, load_detector
-from real_robot.operator.console.console_state import ConsoleState
+from real_robot.operator.console.operator import ConsoleState
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators
 from real_robot.serving.client import PolicyClient

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.metaworld.config import MetaWorldConfig
-from sim.metaworld.tasks import CAMERAS, INSTRUCTIONS
+from sim.metaworld.config import CAMERAS, INSTRUCTIONS, MetaWorldConfig
 from vla_rl.config import ConfigError, build_component
 from vla_rl.types import EpisodeSpec
 

@@ -6,7 +6,7 @@ import pytest
 from sim.dummy import DummyConfig
 from sim.perturb import Perturbation, PerturbConfig, Surfaces, _either_way
 from sim.tabletop import TabletopConfig
-from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES
+from sim.tabletop.tasks import INSTRUCTIONS, PARAPHRASES
 from vla_rl.config import ConfigError, build_component
 from vla_rl.types import EpisodeSpec
 

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, str]] = {
         "latent_video": "world_model.fit.config:FitConfig",
     },
     "failure": {
-        "conformal": "real_robot.failure.config:FailureConfig",
+        "conformal": "real_robot.failure.conformal:FailureConfig",
     },
     "transport": {
         "ros1": "real_robot.transports.ros1:Ros1Config",
@@ -104,7 +104,7 @@ BASES: dict[str, str] = {
     "rollout": "vla_rl.rollout.source:RolloutConfig",
     "transport": "real_robot.transports.base:TransportConfig",
     "dynamics": "world_model.interfaces:DynamicsConfig",
-    "clip_source": "world_model.data.clip_source:ClipSourceConfig",
+    "clip_source": "world_model.data.clips:ClipSourceConfig",
 }
 
 

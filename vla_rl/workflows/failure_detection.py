@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from real_robot.failure.config import EpisodesConfig, FailureConfig
+from real_robot.failure.conformal import EpisodesConfig, FailureConfig
 from real_robot.failure.detector import fit
 from real_robot.failure.measure import FailureReport, detectors_in, evaluate
 from vla_rl.common.atomic import write_text_atomic

@@ -1,16 +1,19 @@
-"""Training batches from encoded episodes: clips for the dynamics, labeled windows for the success head."""
+"""Training batches from encoded episodes: clips for the dynamics, or `clip_source`; labels for the success head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from vla_rl.config import Config
 from vla_rl.data.config import DatasetError
 from world_model.data.episodes import check_states
 from world_model.data.latents import EncodedEpisodes, has_room, stacked, uploaded
+from world_model.interfaces import Dynamics
 from world_model.types import Actions, Clip, Frames
 
 NEAR_FRAMES = 2  # Before a success, or at the end of a failure, that count as a near-success.
@@ -336,3 +339,33 @@ def _check_alike(parts: Sequence[EncodedEpisodes]) -> None:
         if len(set(found)) > 1:
             each = {str(part.frames.dataset.path): value for part, value in zip(parts, found, strict=True)}
             raise DatasetError(f"datasets differ in {name}: {each}; mix only datasets of the same robot and frames")
+
+
+class ClipSource(Protocol):
+    """Batches of clips for a step of the dynamics' fit."""
+
+    def batch(self, size: int, step: int) -> tuple[Clip, Frames | None]:
+        """Return clips, and what the dynamics is to see of them in place of their own frames; None: just those.
+
+        What a step draws depends on its number, and on the weights at steps that `save_every` divides alone.
+        """
+        ...
+
+
+class ClipSourceConfig(Config):
+    """Base of the `world_model.clip_source` section."""
+
+    kind: str
+
+    def check(self, save_every: int) -> None:
+        """Check that a fit with a checkpoint every so many steps could be resumed exactly.
+
+        Raises:
+            ConfigError: it could not.
+        """
+
+    def build(
+        self, clips: ClipDataset, dynamics: Dynamics, num_steps: int, seed: int, device: torch.device | str
+    ) -> ClipSource:
+        """Return the source for a stage of `num_steps`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement build")

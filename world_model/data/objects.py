@@ -10,11 +10,10 @@ import torch
 
 from vla_rl.data.config import DatasetError
 from vla_rl.data.objects import open_object_poses
-from world_model.config import ObjectsConfig
+from world_model.config import ObjectsConfig, ObjectsStageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames
 from world_model.model.objects import ObjectBatch, mirrored, off_by
-from world_model.stage_config import ObjectsStageConfig
 from world_model.types import Actions
 
 POSITION_NOISE, YAW_NOISE = 0.002, 0.06  # Of the poses that episodes are rolled from, as the probe errs; m, rad.

@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from vla_rl.data.segmentation import BACKGROUND, FIRST_THING, MAX_ID, TABLE
-from world_model.stage_config import StyleConfig
+from world_model.config import StyleConfig
 
 NAMES = (
     "black", "grey", "white", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown",

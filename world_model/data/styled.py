@@ -22,10 +22,10 @@ from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.structure import Structure, open_structure
 from vla_rl.types import EnvSpec
+from world_model.config import StyleConfig
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples
 from world_model.data.style import Palette, Style, draw_style, named_colors, restyle
-from world_model.stage_config import StyleConfig
 
 PALETTE_IMAGES = 8  # Of each camera, that an episode's colors are measured on.
 _IMAGE_STYLES = 5  # Stream of random numbers.

@@ -33,11 +33,9 @@ from vla_rl.rollout.success import PENALTY, PROBABILITY
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.body_moves import moves_of
-from world_model.data.initial_frames import InitialFrames
-from world_model.data.recorded_prefixes import RecordedPrefixes, remember
+from world_model.data.initial_frames import InitialFrames, RecordedPrefixes, remember
 from world_model.env.bodies import KIND, Bodies, memory_arrays, saved_memory
-from world_model.env.download import Seen, read_chunk
-from world_model.env.recorded import RecordedImagining
+from world_model.env.recorded import RecordedImagining, Seen, read_chunk
 from world_model.imagination.chunk import ImaginedChunk, imagine_chunk
 from world_model.imagination.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened

@@ -11,16 +11,17 @@ from vla_rl.config import ConfigError, component
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
 from vla_rl.training.config import OptimConfig
-from world_model.config import KeyframeConfig, WorldModelConfig
-from world_model.data.clip_source import ClipSourceConfig
-from world_model.model.dynamics import TransformerConfig
-from world_model.model.wan import WanConfig
-from world_model.stage_config import (
+from world_model.config import (
     FitStage,
+    KeyframeConfig,
     ObjectsStageConfig,
     StageConfig,
     StyleConfig,
+    WorldModelConfig,
 )
+from world_model.data.clips import ClipSourceConfig
+from world_model.model.dynamics import TransformerConfig
+from world_model.model.wan import WanConfig
 from world_model.trust.config import MeasureConfig
 
 

@@ -35,7 +35,7 @@ from vla_rl.training.checkpoint import (
 )
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
-from world_model.config import WorldModelConfig
+from world_model.config import FitStage, WorldModelConfig
 from world_model.data.body_moves import body_section
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
@@ -58,7 +58,6 @@ from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.parts import build_parts
 from world_model.model.success import LatentSuccessHead, ValueHead
 from world_model.model.world_model import WorldModel, load_world_model
-from world_model.stage_config import FitStage
 from world_model.types import Frames, LoggedEpisode
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from vla_rl.training.trainer import Loss
+from world_model.config import StageConfig
 from world_model.data.clips import ClipDataset
 from world_model.model.inverse import InverseDynamics, mean_actions
 from world_model.model.world_model import WorldModel
-from world_model.stage_config import StageConfig
 from world_model.types import Actions
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ import torch
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.probability import SuccessProbability, fit_probability
 from vla_rl.training.trainer import Loss
+from world_model.config import ObjectsStageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.objects import ObjectSamples
 from world_model.model.objects import ObjectModel
 from world_model.model.world_model import WorldModel
-from world_model.stage_config import ObjectsStageConfig
 
 log = logging.getLogger(__name__)
 

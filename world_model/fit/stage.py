@@ -9,8 +9,8 @@ from torch import nn
 
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 from vla_rl.training.trainer import Trainer
+from world_model.config import FitStage
 from world_model.fit.config import FitConfig
-from world_model.stage_config import FitStage
 
 WEIGHTS = "weights.safetensors"
 

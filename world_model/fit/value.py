@@ -16,11 +16,11 @@ from pydantic import FiniteFloat, PositiveFloat
 from vla_rl.config import Config
 from vla_rl.evaluation.probability import CrossFitted, cross_fit, measure, platt
 from vla_rl.training.trainer import Loss
+from world_model.config import StageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.outcomes import Outcomes, ValueSamples, steps_left
 from world_model.interfaces import SuccessHead
 from world_model.model.world_model import WorldModel
-from world_model.stage_config import StageConfig
 
 DEEPEST = 3  # Frames since a real one that it is measured at.
 FEWEST = 20  # Frames with one number that are worth a figure.

@@ -24,8 +24,13 @@ from vla_rl.types import EnvSpec
 from world_model.interfaces import Dynamics, DynamicsConfig
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.flow import Noisy, mix, noised, sample, sampling_levels, shifted
-from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
-from world_model.model.video_context import Remembered, VideoContext
+from world_model.model.transformer_block import (
+    NUM_MODULATIONS,
+    Remembered,
+    TransformerBlock,
+    VideoContext,
+    level_features,
+)
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, DynamicsInputs, Frames
 

@@ -10,7 +10,7 @@ from test_robot_loop import Bench
 from real_robot.contract.safety import SafetyConfig
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.control.supervisor import HOLDING, RUNNING, STOPPED, SafetyEvent, State, Supervisor
-from real_robot.deploy.held_ticks import HeldTicks, Repetition
+from real_robot.deploy.notices import HeldTicks, Repetition
 from real_robot.operator.operators import Operators
 from real_robot.transports.messages import Bool, String
 from real_robot.types import RobotObservation

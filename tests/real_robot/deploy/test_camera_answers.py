@@ -9,7 +9,7 @@ import pytest
 
 from real_robot.contract.load import load_contract
 from real_robot.control.robot_loop import Tick
-from real_robot.deploy.camera_answers import CameraAnswers
+from real_robot.deploy.notices import CameraAnswers
 from real_robot.types import RobotObservation
 from sim.tabletop.env import TabletopConfig
 from vla_rl.types import EpisodeSpec

@@ -11,8 +11,7 @@ from watch_bench import served
 from real_robot.client_package.vla_rl_client import PolicyClientError, ServerUnavailable
 from real_robot.deploy.policy_gate import PolicyChanged, PolicyGate
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.identity import PolicyIdentity
-from real_robot.serving.requests import PolicyFacts
+from real_robot.serving.requests import PolicyFacts, PolicyIdentity
 from real_robot.types import RobotObservation
 from vla_rl.types import ActionChunk, Observation
 

@@ -13,8 +13,7 @@ import pytest
 from synthetic import HASH, INSTRUCTIONS, episodes
 
 from real_robot.failure import float_ot, learned_scorers
-from real_robot.failure.config import FailureConfig
-from real_robot.failure.conformal import CalibrationError
+from real_robot.failure.conformal import CalibrationError, FailureConfig
 from real_robot.failure.detector import CONFIG_FILE, TENSORS_FILE, DetectorError, FailureDetector, fit, scorer_classes
 from real_robot.failure.measure import FailureReport, evaluate
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic import episodes
 
-from real_robot.failure.config import FailureConfig
+from real_robot.failure.conformal import FailureConfig
 from real_robot.failure.detector import fit
 from real_robot.failure.measure import (
     Curves,

@@ -12,8 +12,7 @@ from test_recorder import ALONE, FAILED, Bench
 
 from real_robot.contract.load import load_contract
 from real_robot.contract.sections import TeleopConfig
-from real_robot.operator.console.console_state import ConsoleState
-from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.operator import ConsoleOperator, ConsoleState
 from real_robot.operator.episode_log import Comparisons
 from real_robot.operator.intervention import InterventionError
 from real_robot.operator.recorder import RecordingError, finish

@@ -28,9 +28,8 @@ from real_robot.control.robot_loop import Tick
 from real_robot.control.supervisor import SentCommand
 from real_robot.operator.console import page_server
 from real_robot.operator.console.access import ConsoleConfig
-from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
-from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.operator import ConsoleOperator, ConsoleState
 from real_robot.operator.console.page_server import PICTURES_AHEAD
 from real_robot.operator.console.server import ConsoleServer, shrink
 from real_robot.operator.intervention import Intervention

@@ -20,8 +20,7 @@ from real_robot.contract.sections import DeviceConfig
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
 from real_robot.control.supervisor import Supervisor
-from real_robot.operator.console.console_state import ConsoleState
-from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.operator import ConsoleOperator, ConsoleState
 from real_robot.operator.devices import device_overrides, leader_command, lerobot_axes, open_device, spacemouse_axes
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.leader import SAY_EVERY, LeaderFollowing

@@ -16,8 +16,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from real_robot.client_package.vla_rl_client.wire import pack
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.identity import UNKNOWN, PolicyIdentity, read_identity
-from real_robot.serving.requests import PolicyFacts
+from real_robot.serving.requests import UNKNOWN, PolicyFacts, PolicyIdentity, read_identity
 from vla_rl.types import ActionChunk, Observation
 
 PATIENCE = 60.0

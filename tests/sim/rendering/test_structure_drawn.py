@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from libero_setup import ASSETS, needs_assets
 
-from sim.rendering.segmentation import ARM, GRIPPER
+from sim.rendering.gl import ARM, GRIPPER
 from sim.tabletop import TabletopConfig
 from vla_rl.config import build_component
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack

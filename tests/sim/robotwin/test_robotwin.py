@@ -21,7 +21,7 @@ from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 TASK = "stack_blocks_two"
 sys.path.append(str(robotwin.INSIDE))
-from seed_record import BLOCK, FIRST, SeedRecord  # noqa: E402  it runs in RoboTwin's Python, which has no vla-rl
+from robotwin_env import BLOCK, FIRST, SeedRecord  # noqa: E402  it runs in RoboTwin's Python, which has no vla-rl
 
 ABOUT = {"task": "t", "robotwin": "abc"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.tabletop import TabletopConfig, tasks
-from sim.tabletop.facts import HORIZONS, INSTRUCTIONS, PARAPHRASES, RESET_TASKS
+from sim.tabletop.tasks import HORIZONS, INSTRUCTIONS, PARAPHRASES, RESET_TASKS
 from vla_rl.types import EpisodeSpec
 
 mujoco = pytest.importorskip("mujoco")

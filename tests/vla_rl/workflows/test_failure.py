@@ -12,7 +12,7 @@ import yaml
 from tiny_run import save_policy
 from typer.testing import CliRunner, Result
 
-from real_robot.failure.config import EpisodesConfig
+from real_robot.failure.conformal import EpisodesConfig
 from real_robot.operator.recorder import Recording
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError

@@ -20,8 +20,8 @@ from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.config import KeyframeConfig, WorldModelConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
+from world_model.data.initial_frames import RecordedPrefixes
 from world_model.data.keyframes import Moments, choose, mine_keyframes
-from world_model.data.recorded_prefixes import RecordedPrefixes
 from world_model.env.env import WorldModelEnv
 from world_model.metadata import WorldModelMetadata
 from world_model.model.memory import Memory

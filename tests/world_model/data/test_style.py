@@ -11,6 +11,7 @@ from sim.tabletop import TabletopConfig
 from sim.tabletop.env import TabletopEnv
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
+from world_model.config import StyleConfig
 from world_model.data.style import (
     AT_ONCE,
     CLEAR,
@@ -26,7 +27,6 @@ from world_model.data.style import (
     restyle,
     to_hsv,
 )
-from world_model.stage_config import StyleConfig
 
 CAMERAS = ("agentview", "wrist")
 RED, GREY = NAMES.index("red"), NAMES.index("grey")

@@ -17,6 +17,7 @@ from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.segmentation import structure_file
 from vla_rl.data.structure import open_structure
+from world_model.config import StyleConfig
 from world_model.data import style
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
@@ -26,7 +27,6 @@ from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
-from world_model.stage_config import StyleConfig
 
 SPEC = ENV.env_spec()
 STYLE = {"share": 0.5, "copies": 2}

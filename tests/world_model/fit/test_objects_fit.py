@@ -17,7 +17,7 @@ from toy import through_a_file
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.types import EpisodeSpec
-from world_model.config import ImaginationConfig
+from world_model.config import ImaginationConfig, ObjectsStageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
@@ -27,7 +27,6 @@ from world_model.fit.fit import fit
 from world_model.fit.objects import objects_scores
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
-from world_model.stage_config import ObjectsStageConfig
 from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust
 from world_model.trust.report import TrustReport

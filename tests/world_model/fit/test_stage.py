@@ -12,8 +12,8 @@ from torch import nn
 
 from vla_rl.training.checkpoint import save_checkpoint
 from vla_rl.training.trainer import Trainer
+from world_model.config import StageConfig
 from world_model.fit.stage import resume_stage, stage_trainer
-from world_model.stage_config import StageConfig
 
 
 def make(options: dict[str, Any]) -> tuple[nn.Module, Trainer]:

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from world_model.config import AutoencoderConfig
+from world_model.config import AutoencoderConfig, StageConfig
 from world_model.fit.stage import stage_trainer
 from world_model.model import autoencoder
 from world_model.model.autoencoder import PretrainedAutoencoder, TinyAutoencoder, build_autoencoder
-from world_model.stage_config import StageConfig
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.config import ConfigError, validate
-from world_model.config import WorldModelConfig
+from world_model.config import StageConfig, WorldModelConfig
 from world_model.fit.stage import stage_trainer
 from world_model.model.dynamics import TransformerConfig
 from world_model.model.flow import mix
 from world_model.model.wan import WanConfig, WanContext, WanDynamics
 from world_model.noise import NoiseStream
-from world_model.stage_config import StageConfig
 from world_model.types import Actions, Clip, Frames
 
 diffusers = pytest.importorskip("diffusers")

@@ -19,7 +19,7 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from vla_rl.workflows.gpu_bench.roofline import H100, H200, Gpu, Roofline
-from world_model.config import WorldModelConfig
+from world_model.config import FitStage, WorldModelConfig
 from world_model.fit.config import FitConfig
 from world_model.fit.stage import stage_trainer
 from world_model.fit.start import for_env
@@ -28,7 +28,6 @@ from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path
 from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.dynamics import TransformerConfig
 from world_model.model.parts import Parts, build_parts
-from world_model.stage_config import FitStage
 from world_model.types import Actions, Clip, Frames
 
 COMPUTED = ("autoencoder", "dynamics", "success")

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from vla_rl.config import ConfigError
-from world_model.data.clip_source import ClipSourceConfig
-from world_model.data.clips import ClipDataset
+from world_model.data.clips import ClipDataset, ClipSourceConfig
 from world_model.interfaces import Dynamics
 from world_model.noise import NoiseStream
 from world_model.types import Clip, Frames
