@@ -18,8 +18,8 @@ import rich
 from vla_rl.cli.options import PROGRAM
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
-from vla_rl.workflows.ablate import gain_of
 from vla_rl.workflows.jobs import job, run_jobs
+from vla_rl.workflows.sweep import gain_of
 
 OPTIONS = {
     "best_of_n": (),

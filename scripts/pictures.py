@@ -31,7 +31,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.types import Episode, EpisodeSpec
-from vla_rl.workflows.imagination.measure_trust import imagined_env
+from vla_rl.workflows.world_model import imagined_env
 from world_model.trust.report import PAGE_FILE
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "real_robot"))

@@ -40,8 +40,8 @@ class Limit:
 
 
 LIMITS = {
-    "lines": Limit(100_467, 82_000),
-    "files": Limit(536, 520),
+    "lines": Limit(100_308, 82_000),
+    "files": Limit(520, 520),
     "longest file": Limit(450, None),
     "longest function": Limit(70, None),
     "option entries": Limit(854, 850),
@@ -54,8 +54,8 @@ LIMITS = {
     "first floor of sim": Limit(17, 18),
     "first floor of world_model": Limit(15, 18),
     "first floor of real_robot": Limit(17, 18),
-    "function-level imports": Limit(141, 150),
-    "of them, of our own modules": Limit(54, None),
+    "function-level imports": Limit(140, 150),
+    "of them, of our own modules": Limit(53, None),
     "circles of files": Limit(0, 0),
     "files in them": Limit(0, 0),
     "Any and ignores": Limit(11, 30),

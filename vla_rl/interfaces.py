@@ -5,7 +5,7 @@
 - An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `vla_rl.algorithms.learner.Learner`.
 - A reward: a `vla_rl.rewards.base.RewardConfig` that builds a `RewardModel` (`env.reward`).
 - A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure`
-  (`FailureDetectionConfig`), `eval.plan` (`PlanningConfig`) and `algo.values` (`vla_rl.algorithms.action_values`).
+  (`FailureDetectionConfig`), `eval.plan` (`PlanningConfig`) and `algo.values` (`vla_rl.algorithms.base`).
 
 Conformance tests run over each implementation (`tests/test_conformance.py`, `tests/test_policy_conformance.py`).
 """

@@ -19,7 +19,7 @@ from real_robot.transports.lerobot import ACTION, OBSERVATION, LeRobotConfig, de
 from real_robot.transports.lerobot_devices import DeviceError, camera_names, make_device, number_names
 from real_robot.transports.messages import Bool, String, WrenchStamped
 from real_robot.transports.ros.install import RosInstallError
-from vla_rl.common.checks import Check
+from vla_rl.common.tables import Check
 from vla_rl.config import ConfigError
 
 COMPLETE, POOR = 0.95, 0.5  # shares of ticks with an observation that are well, and wrong

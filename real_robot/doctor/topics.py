@@ -14,7 +14,7 @@ from real_robot.doctor.listen import Findings, Heard, camera_key
 from real_robot.transports.action_types import SERVICES
 from real_robot.transports.base import Endpoint
 from real_robot.transports.messages import CompressedImage, Image, JointState, MessageError
-from vla_rl.common.checks import Check
+from vla_rl.common.tables import Check
 
 SLOW = 0.8  # a stream at less than this share of its rate is wrong
 SAME_SHAPE = 0.02  # by how much the sides' ratio may differ before a picture is squeezed

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.algorithms.action_values import ActionValuesConfig
+from vla_rl.algorithms.base import ActionValuesConfig
 
 
 class PlantedValuesConfig(ActionValuesConfig):

@@ -1,26 +1,21 @@
-"""Base classes of RL algorithms' configs: the clipped surrogate loss, the learner, group baselines. Imports no torch.
+"""Base classes of RL algorithms' configs: the clipped surrogate loss, the learner, group baselines, values of actions.
 
 An algorithm is a config class in a file of its own: `make_batch` says what a rollout's advantages are, `loss` what is
-minimized.
+minimized. Imports no torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from vla_rl.algorithms.batch import (
-    Batch,
-    Evaluate,
-    decisions,
-    has_spread,
-    log_prob_gap,
-    shuffle_advantages,
-)
+from vla_rl.algorithms.batch import Batch, Evaluate, decisions, has_spread, log_prob_gap, shuffle_advantages
 from vla_rl.algorithms.options import AlgoOptions, LearnerOptions, SurrogateOptions
 from vla_rl.common.distributed.process_group import ProcessGroup
+from vla_rl.config import Config
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.types import Episode
 
@@ -119,3 +114,35 @@ def shuffled_episodes(
     pooled, own = world.all_gather_rows(np.stack([advantage, included], axis=1))
     shuffled = shuffle_advantages(pooled, shuffle)[own]
     return shuffled[:, 0], shuffled[:, 1].astype(bool)
+
+
+class ActionValues(Protocol):
+    """Estimator of action values before execution, such as a world model that imagines them."""
+
+    def of(
+        self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, actions: np.ndarray
+    ) -> np.ndarray:
+        """Return the total reward expected of an episode that goes on with each action chunk, float (N, K).
+
+        Of an episode only what was seen and done before the decision may be used, and none of what came of it, here or
+        in fitting: what has learned from the episode's own outcome makes a biased gradient.
+
+        Args:
+            episodes: E of them. episode, chunk: int64 (N,), the decisions, as in `vla_rl.algorithms.batch.Batch`.
+            actions: float32 (N, K, H, A), in the environment's units.
+        """
+        ...
+
+
+class ActionValuesConfig(Config):
+    """Base of the `algo.values` section: what says beforehand how good an action is."""
+
+    kind: str
+
+    def build(self, policy: Policy, device: str = "cpu") -> ActionValues:
+        """Return what values the policy's actions.
+
+        Raises:
+            ValueError: it cannot for this policy.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement build(policy, device) -> ActionValues")

@@ -13,9 +13,9 @@ from real_robot.contract.load import is_contract, load_contract, shipped_contrac
 from real_robot.doctor.robot_check import check_robot
 from vla_rl.cli.options import Overrides, recipe_names
 from vla_rl.cli.running import load
-from vla_rl.common.checks import report
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
+from vla_rl.common.tables import report
 from vla_rl.config import (
     KINDS,
     apply_overrides,

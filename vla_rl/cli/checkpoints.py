@@ -21,8 +21,8 @@ from vla_rl.data.hub import is_dataset, on_hub
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.dataset_page import write_dataset_page
 from vla_rl.evaluation.foreign import file_of
+from vla_rl.evaluation.report.read import status_lines
 from vla_rl.evaluation.report.report import write_evaluation_report, write_report
-from vla_rl.evaluation.report.status import status_lines
 from vla_rl.policies.base import describing_folder
 from vla_rl.policies.load import describe
 from vla_rl.workflows.push import push as run_push

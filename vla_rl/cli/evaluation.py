@@ -28,13 +28,13 @@ from vla_rl.evaluation.verdict import MARGIN, Verdict, changed_tasks, verdict
 from vla_rl.recipe.checks import COLLECT, EVAL
 from vla_rl.recipe.recipe import ANY, Recipe, check
 from vla_rl.rollout.recording_plan import CollectConfig
-from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect as run_collect
 from vla_rl.workflows.evaluate_policy import (
     base_and_final,
     chosen,
     compare_policies,
     evaluate_perturbed,
+    evaluate_recorded,
     evaluate_suites,
     find_evaluation,
     save_comparison,

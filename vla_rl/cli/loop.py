@@ -25,9 +25,8 @@ from vla_rl.common.next_command import next_command
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.tables import print_table
 from vla_rl.recipe.recipe import TRAIN
-from vla_rl.workflows.ablate import ablate
 from vla_rl.workflows.demo import demo as run_demo
-from vla_rl.workflows.sweep import RESULT_FILE
+from vla_rl.workflows.sweep import RESULT_FILE, ablate
 from vla_rl.workflows.sweep import sweep as run_sweep
 
 app = typer.Typer()

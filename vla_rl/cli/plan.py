@@ -11,7 +11,7 @@ from vla_rl.cli.options import Overrides, RecipeName, Resume, check_writable, sa
 from vla_rl.cli.running import load, load_run, start
 from vla_rl.common.errors import ConfigError
 from vla_rl.common.next_command import next_command
-from vla_rl.evaluation.headroom import headroom
+from vla_rl.evaluation.verdict import headroom
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import ANY
 from vla_rl.training.memory import estimate

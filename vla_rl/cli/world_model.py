@@ -13,8 +13,13 @@ from vla_rl.cli.running import load, run
 from vla_rl.common.errors import ConfigError
 from vla_rl.data.keyframes import KeyframeSet
 from vla_rl.recipe.checks import FIT
-from vla_rl.workflows.imagination.fit_world_model import RUN
-from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes, rank_policies, show_styles
+from vla_rl.workflows.world_model import (
+    RUN,
+    measure_world_model,
+    mine_keyframes,
+    rank_policies,
+    show_styles,
+)
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 

@@ -98,7 +98,7 @@ BASES: dict[str, str] = {
     "policy": "vla_rl.policies.base:PolicyConfig",
     "algo": "vla_rl.algorithms.base:AlgoConfig",
     "offline": "vla_rl.algorithms.offpolicy.offline:OfflineConfig",
-    "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
+    "values": "vla_rl.algorithms.base:ActionValuesConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
     "env.reward": "vla_rl.rewards.base:RewardConfig",
     "rollout": "vla_rl.rollout.source:RolloutConfig",

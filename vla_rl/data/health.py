@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.common.checks import Check, Status
+from vla_rl.common.tables import Check, Status
 from vla_rl.data.recorded import Recorded, read
 
 MAX_LAG = 0.5  # seconds that an action may be away from its motion, either way, to be found

@@ -9,8 +9,7 @@ import numpy as np
 
 from vla_rl.common.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.config import Config
-from vla_rl.evaluation.outcomes import difference_figure
-from vla_rl.evaluation.signal import group_correlation
+from vla_rl.evaluation.signal import difference_figure, group_correlation
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.interfaces import VecEnv
 from vla_rl.rollout.success import payment

@@ -21,8 +21,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from vla_rl.config import Config
-from vla_rl.evaluation.outcomes import calibration
-from vla_rl.evaluation.signal import auc_figure
+from vla_rl.evaluation.signal import auc_figure, calibration
 from vla_rl.evaluation.statistics import clustered_wilson_interval, wilson_interval
 
 NUM_FOLDS, NUM_BINS = 5, 10

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.common.distributed import parts
+from vla_rl.common.distributed import tensor_files
 from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import CONFIG_FILE
 
@@ -70,7 +70,7 @@ def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = (
             f"{file}: does not fit the architecture in {CONFIG_FILE}: {some(problems)}. "
             f"Use the {CONFIG_FILE} that was saved with these weights."
         )
-    for name in parts.await_file(network, file):
+    for name in tensor_files.await_file(network, file):
         found.pop(name)
     broken = [k for k, v in found.items() if not bool(torch.isfinite(v).all())]
     if broken:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from vla_rl.data.dataset import DataNeeds
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.outcomes import outcome_figures
 from vla_rl.evaluation.probability import (
     CalibrationError,
     check_outcomes,
@@ -23,7 +22,7 @@ from vla_rl.evaluation.probability import (
     fit_probability,
     sigmoid_fit,
 )
-from vla_rl.evaluation.signal import auc_figure
+from vla_rl.evaluation.signal import auc_figure, outcome_figures
 from vla_rl.evaluation.statistics import clustered_wilson_interval
 from vla_rl.rewards.config import RewardFitConfig, RewardNetworkConfig
 from vla_rl.rewards.frames import RewardFrames

@@ -17,13 +17,13 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.checks import FIT, LOOP, PLAN
 from vla_rl.recipe.recipe import Recipe, check, load_recipe
 from vla_rl.recipe.runs import LoopRecipe
-from vla_rl.workflows.ablate import LABELS
 from vla_rl.workflows.collect import clone, collect
-from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.jobs import BASE
 from vla_rl.workflows.loop.closed_loop import loop
 from vla_rl.workflows.loop.controls import evaluations
 from vla_rl.workflows.loop.rounds import Round
+from vla_rl.workflows.sweep import LABELS
+from vla_rl.workflows.world_model import fit_world_model
 
 RECIPE, LIBERO_RECIPE = "tabletop_imagination", "libero_imagination"
 # How the shipped base policy was made: recipes to collect and clone, in order.

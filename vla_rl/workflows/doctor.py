@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.common.checks import Check
 from vla_rl.common.distributed import process_group
 from vla_rl.common.next_command import STARTED_BY
+from vla_rl.common.tables import Check
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
 from vla_rl.data.hub import is_dataset
 from vla_rl.training.published_sizes import advice

@@ -22,8 +22,7 @@ from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.recipe.checks import HIL
 from vla_rl.recipe.recipe import check, load_recipe
-from vla_rl.recipe.runs import HilRecipe
-from vla_rl.recipe.sections import FIRST_STATE, PracticeConfig
+from vla_rl.recipe.runs import FIRST_STATE, HilRecipe, PracticeConfig
 from vla_rl.rollout.practice import Practice, PracticeEnv
 from vla_rl.rollout.runner import RunningEpisode, derived_seed
 from vla_rl.types import EnvSpec

@@ -25,8 +25,7 @@ from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.checks import HUB
 from vla_rl.recipe.recipe import Run
-from vla_rl.recipe.runs import HubRecipe
-from vla_rl.recipe.sections import HubConfig
+from vla_rl.recipe.runs import HubConfig, HubRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.failure_detection import fit_failure
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads

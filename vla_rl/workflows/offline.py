@@ -20,9 +20,8 @@ from vla_rl.recipe.recipe import Recipe, Run, check
 from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
 from vla_rl.training.metrics import MetricLogger
-from vla_rl.workflows.action_errors import evaluate_recorded
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.evaluate_policy import evaluate
+from vla_rl.workflows.evaluate_policy import evaluate, evaluate_recorded
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
 
 BASE, FINAL = "base", "final"

@@ -25,7 +25,7 @@ from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.report.read import Run, control_of, made_by, read_run
 from vla_rl.evaluation.report.report import warnings_of
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
-from vla_rl.workflows.ablate import Ablation
+from vla_rl.workflows.sweep import Ablation
 
 TAGS = ["robotics", "vision-language-action", "vla-rl"]
 

@@ -35,8 +35,7 @@ from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import RAC
 from vla_rl.recipe.recipe import Run
-from vla_rl.recipe.runs import RacRecipe
-from vla_rl.recipe.sections import FIRST_STATE, RacConfig, RacControl, ScriptedPersonConfig
+from vla_rl.recipe.runs import FIRST_STATE, RacConfig, RacControl, RacRecipe, ScriptedPersonConfig
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.collect import clone, collect
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads

@@ -15,9 +15,8 @@ from vla_rl.recipe.recipe import Run
 from vla_rl.recipe.runs import RewardRecipe
 from vla_rl.rewards.fit import data_needs, fit_reward
 from vla_rl.rewards.frames import RewardFrames, open_frames
-from vla_rl.rewards.measure import PAGE_FILE, RewardResult, measure
+from vla_rl.rewards.measure import PAGE_FILE, RewardResult, measure, write_page
 from vla_rl.rewards.model import LearnedReward
-from vla_rl.rewards.page import write_page
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from vla_rl.algorithms.action_values import ActionValues, ActionValuesConfig
+from vla_rl.algorithms.base import ActionValues, ActionValuesConfig
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import Episode
@@ -47,7 +47,7 @@ class WorldModelValuesConfig(ActionValuesConfig):
 
 
 class WorldModelValues:
-    """The value head's probability of success after imagined chunks; see `vla_rl.algorithms.action_values`.
+    """The value head's probability of success after imagined chunks; see `vla_rl.algorithms.base`.
 
     Raises:
         ValueError: the world model has no value, lacks a camera of the policy's, or its frames are not the chunks.

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import FiniteFloat
 
 from vla_rl.config import Config
-from vla_rl.evaluation.outcomes import outcome_figures, rate_figure
 from vla_rl.evaluation.probability import (
     CalibrationError,
     SuccessProbability,
@@ -21,6 +20,7 @@ from vla_rl.evaluation.probability import (
     choose_threshold,
     fit_probability,
 )
+from vla_rl.evaluation.signal import outcome_figures, rate_figure
 from vla_rl.evaluation.statistics import Figure, clustered_wilson_interval
 
 GET_MORE = (

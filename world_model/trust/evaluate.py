@@ -14,7 +14,7 @@ from vla_rl.common.saved import Saved
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
-from vla_rl.evaluation.outcomes import rate_figure
+from vla_rl.evaluation.signal import rate_figure
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.types import Episode
 from world_model.config import ImaginationConfig

@@ -14,8 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.evaluation.outcomes import Calibration, calibration, majority_guess, outcome_figures, rate_figure
-from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_correlation
+from vla_rl.evaluation.signal import (
+    Calibration,
+    auc_figure,
+    calibration,
+    calibration_interval,
+    group_correlation,
+    majority_guess,
+    outcome_figures,
+    rate_figure,
+)
 from vla_rl.evaluation.statistics import NO_INTERVAL, Figure, Interval, figure, ratio_interval
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import ActionReader

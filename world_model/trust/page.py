@@ -15,9 +15,9 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.outcomes import Calibration
 from vla_rl.evaluation.report import page_template
 from vla_rl.evaluation.report.charts import BLUE, GREEN, ORANGE, VERMILION, inline
+from vla_rl.evaluation.signal import Calibration
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.evaluation.video import decorate, embedded, tile, write_mp4
 from vla_rl.interfaces import TrustClip

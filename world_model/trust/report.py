@@ -11,7 +11,7 @@ from pydantic import Field
 
 from vla_rl.common.saved import Saved
 from vla_rl.config import Config
-from vla_rl.evaluation.outcomes import Calibration
+from vla_rl.evaluation.signal import Calibration
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.interfaces import Admission, TrustClip, TrustError, Verdict
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig

@@ -22,7 +22,7 @@ from real_robot.doctor.listen import listen
 from real_robot.doctor.robot_check import check_robot, judge
 from real_robot.transports.base import Endpoint, Handler, Publisher, QosConfig
 from real_robot.transports.messages import Message
-from vla_rl.common.checks import Check
+from vla_rl.common.tables import Check
 
 PLAYER = str(ROOT / "tests/real_robot/played_robot.py")
 SECONDS = 1.0  # that are listened

@@ -24,7 +24,7 @@ from real_robot.doctor.robot_check import judge
 from real_robot.doctor.topics import check_source
 from real_robot.transports.base import Endpoint
 from vla_rl.cli.app import app
-from vla_rl.common.checks import Check
+from vla_rl.common.tables import Check
 
 JOINTS = ["shoulder", "elbow", "wrist"]
 ARM: dict[str, Any] = {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.algorithms.action_values import ActionValuesConfig
+from vla_rl.algorithms.base import ActionValuesConfig
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.common.checks import Check
+from vla_rl.common.tables import Check
 from vla_rl.data.health import check_datasets, check_instructions, check_recorded
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard

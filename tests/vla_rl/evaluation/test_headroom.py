@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.evaluation.headroom import headroom, silent_groups
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.evaluation.verdict import headroom, silent_groups
 
 META = {
     **{"name": "base", "env": "dummy", "split": "train", "seed": 0, "temperatures": {"sampled": 1.0}},

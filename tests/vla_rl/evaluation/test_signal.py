@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from vla_rl.evaluation import signal
-from vla_rl.evaluation.outcomes import calibration, difference_figure
-from vla_rl.evaluation.signal import auc, auc_draws, auc_figure, calibration_interval, group_correlation
+from vla_rl.evaluation.signal import (
+    auc,
+    auc_draws,
+    auc_figure,
+    calibration,
+    calibration_interval,
+    difference_figure,
+    group_correlation,
+)
 
 
 def test_auc_counts_pairs() -> None:

@@ -15,7 +15,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.memory import estimate, measure, skeleton, without_values
 from vla_rl.training.published_sizes import GIGABYTE, PUBLISHED, advice, table
 from vla_rl.workflows.doctor import check_device
-from vla_rl.workflows.gpu_bench.large_flow import write_smolvlm2_500m
+from vla_rl.workflows.gpu_bench.parts.flow import write_smolvlm2_500m
 
 ROOT = Path(__file__).resolve().parents[3]
 BY_NAME = {checkpoint.name: checkpoint for checkpoint in PUBLISHED}

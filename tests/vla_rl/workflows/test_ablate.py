@@ -19,8 +19,8 @@ from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import jobs as module
-from vla_rl.workflows.ablate import ARMS, LABELS, Ablation, ablate, summarize
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from vla_rl.workflows.sweep import ARMS, LABELS, Ablation, ablate, summarize
 
 
 def evaluation(name: str, outcomes: str, samples: int = 1) -> Evaluation:

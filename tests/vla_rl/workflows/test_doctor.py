@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.common.checks import Check, report
+from vla_rl.common.tables import Check, report
 from vla_rl.config import ConfigError
 from vla_rl.workflows import doctor
 

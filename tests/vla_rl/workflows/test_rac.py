@@ -15,7 +15,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.interfaces import EnvConfig
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.recipe.sections import RacConfig, RacControl
+from vla_rl.recipe.runs import RacConfig, RacControl
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
 from vla_rl.workflows.rac import RESULTS, _Rounds, _summarize, longer, markdown, run_rac
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy import GAIN, GOAL, toy_env, toy_valued, toy_world_model
 
-from vla_rl.algorithms.action_values import ActionValues
+from vla_rl.algorithms.base import ActionValues
 from vla_rl.config import ConfigError, build_component
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect

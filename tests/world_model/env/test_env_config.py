@@ -18,7 +18,7 @@ from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.types import EpisodeSpec, Keyframe, Observation
-from vla_rl.workflows.imagination.measure_trust import imagined_env
+from vla_rl.workflows.world_model import imagined_env
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
 from world_model.env.config import WorldModelEnvConfig

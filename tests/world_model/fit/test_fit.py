@@ -20,7 +20,7 @@ from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.recipe.recipe import read_recipe
 from vla_rl.types import EnvSpec
-from vla_rl.workflows.imagination.fit_world_model import fit_world_model
+from vla_rl.workflows.world_model import fit_world_model
 from world_model.config import ImaginationConfig
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig

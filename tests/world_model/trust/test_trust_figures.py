@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from block_toy import episodes
 
-from vla_rl.evaluation.outcomes import calibration, informedness_figure, outcome_figures
+from vla_rl.evaluation.signal import calibration, informedness_figure, outcome_figures
 from vla_rl.evaluation.statistics import Figure, mean_bands, ratio_interval, wilson_interval
 from world_model.trust.figures import FIGURES, GROUPS, as_text, bound_as_text, evidence, figure_info
 from world_model.trust.measures.actions import other_actions, partners

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.device_mesh import init_device_mesh
 
-from vla_rl.common.distributed import fsdp, parts
+from vla_rl.common.distributed import fsdp, tensor_files
 from vla_rl.common.distributed.process_group import ProcessGroup, Strategy, entered, num_launched, resolve_device
 from vla_rl.common.distributed.process_watch import Watch
 from vla_rl.config import ConfigError
@@ -141,15 +141,15 @@ class LaunchedGroup(ProcessGroup):
     def distribute(self, policy: Any) -> None:
         self.wait()
         for tensor in (*policy.parameters(), *policy.buffers()):
-            if not parts.is_placeholder(tensor):
+            if not tensor_files.is_placeholder(tensor):
                 dist.broadcast(tensor.detach(), src=0)
         if self.is_sharded:
-            awaited = parts.sources(policy)
+            awaited = tensor_files.sources(policy)
             fsdp.shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
-            parts.read_parts(policy, awaited)
+            tensor_files.read_parts(policy, awaited)
 
     def reading_parts(self) -> AbstractContextManager[None]:
-        return parts.deferred() if self.is_sharded else nullcontext()
+        return tensor_files.deferred() if self.is_sharded else nullcontext()
 
     def load(self, make: Callable[[], Any]) -> Any:
         with self.reading_parts():

@@ -24,11 +24,10 @@ from vla_rl.config import read_written
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.foreign import file_of, is_foreign, read_evaluation
 from vla_rl.evaluation.gate import OF_OTHERS
-from vla_rl.evaluation.headroom import silent_groups
 from vla_rl.evaluation.recorded import NOT_SUCCESS, ActionErrors
 from vla_rl.evaluation.report import page_template
 from vla_rl.evaluation.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
-from vla_rl.evaluation.report.read import Run, control_of, read_run
+from vla_rl.evaluation.report.read import Run, control_of, progress_lines, read_run, timing
 from vla_rl.evaluation.report.sections import (
     broken_trust,
     falls,
@@ -41,9 +40,9 @@ from vla_rl.evaluation.report.sections import (
     suite_charts,
     suite_headline,
 )
-from vla_rl.evaluation.report.status import progress_lines, timing
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.evaluation.statistics import SEEDS_ALIKE
+from vla_rl.evaluation.verdict import silent_groups
 from vla_rl.evaluation.video import embedded
 
 # Videos beyond this are left out, so that the page still opens.

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field, SerializeAsAny
 
-from vla_rl.algorithms.action_values import ActionValuesConfig
-from vla_rl.algorithms.base import LearnerOptions
+from vla_rl.algorithms.base import ActionValuesConfig, LearnerOptions
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rows_by_group
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import ExtraLoss, Learner

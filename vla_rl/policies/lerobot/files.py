@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from vla_rl.common.distributed import parts
+from vla_rl.common.distributed import tensor_files
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
@@ -336,11 +336,11 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     ]
     if problems:
         raise ValueError(f"{file}: does not fit its config.json: {_some(problems)}. Copy the checkpoint again.")
-    if parts.is_deferring():
+    if tensor_files.is_deferring():
         own = dict(core.named_parameters(remove_duplicate=False))
         keys = {id(tensor): key for key, tensor in stored.items()}
         waiting = {name: (file, keys[id(value)]) for name, value in found.items() if name in own and id(value) in keys}
-        parts.leave_in_files(core, waiting)
+        tensor_files.leave_in_files(core, waiting)
         found = {name: value for name, value in found.items() if name not in waiting}
     broken = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
     if broken:
@@ -363,8 +363,10 @@ def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotOptio
     if missing or wrong:
         raise ValueError(f"{file}: does not fit {EXTRAS_FILE}: {_some(missing + wrong)}. Copy the policy folder again.")
     found = {name: value for name, value in found.items() if name in expected}
-    waiting = parts.sources(policy).keys() & found.keys()  # What adapters adapt: the folder's other file has it merged.
-    parts.leave_in_files(policy, {name: (file, name) for name in waiting})
+    waiting = (
+        tensor_files.sources(policy).keys() & found.keys()
+    )  # What adapters adapt: the folder's other file has it merged.
+    tensor_files.leave_in_files(policy, {name: (file, name) for name in waiting})
     policy.load_state_dict({name: value for name, value in found.items() if name not in waiting}, strict=False)
 
 

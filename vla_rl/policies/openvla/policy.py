@@ -23,7 +23,7 @@ from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.layout import PublishedFolder, warn_of_other_suite
 from vla_rl.policies.openvla.inputs import network_inputs, prepare_images
-from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob, position_loss
+from vla_rl.policies.openvla.network import network as openvla_network
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import ActionTokenizer, PromptTokenizer, WordTokenizer
@@ -265,8 +265,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         if temperature == 0 or log_scale is None:
             return location.cpu().numpy(), None
         log_scale = log_scale + math.log(temperature)
-        path = laplace_draw(location, log_scale, generator)
-        return path.cpu().numpy(), laplace_log_prob(path, location, log_scale).cpu().numpy()
+        path = openvla_network.laplace_draw(location, log_scale, generator)
+        return path.cpu().numpy(), openvla_network.laplace_log_prob(path, location, log_scale).cpu().numpy()
 
     def _density(self, hidden: Tensor, num_actions: int) -> tuple[Tensor, Tensor | None]:
         """Location and log-scale float32 (B, num_actions, A) of the l1 decoder; no scale without its head."""
@@ -301,8 +301,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         log_scale = log_scale + math.log(temperature)
         path = torch.from_numpy(chunk.path).to(self.device)
         return PolicyOutput(
-            log_prob=laplace_log_prob(path, location, log_scale),
-            entropy=laplace_entropy(log_scale),
+            log_prob=openvla_network.laplace_log_prob(path, location, log_scale),
+            entropy=openvla_network.laplace_entropy(log_scale),
             value=self._value(hidden),
         )
 
@@ -330,7 +330,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         metrics: dict[str, Any] = {"bc_loss": loss.detach()}
         if self.network.keyframe_head is not None and keyframe is not None:
             predicted = self.network.keyframe_head(hidden.mean(1))
-            keyframe_loss = position_loss(predicted, keyframe, stats.state)
+            keyframe_loss = openvla_network.position_loss(predicted, keyframe, stats.state)
             loss = loss + self.config.keyframe_loss_weight * keyframe_loss
             metrics["keyframe_loss"] = keyframe_loss.detach()
         if right is not None:
@@ -349,7 +349,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             if log_scale is not None:
                 # The location's gradient through the density is 1 / b: a dimension that hardly moves, whose b is
                 # small, would leave none for the others. Both have the median as their optimum, so it learns by L1.
-                losses = losses - laplace_log_prob(wanted, location.detach(), log_scale)
+                losses = losses - openvla_network.laplace_log_prob(wanted, location.detach(), log_scale)
             return hidden, losses, location.detach().cpu().numpy(), None
         pair = self.action_tokenizer.targets(targets, lambda actions: self._to_env(actions, self._stats()))
         tokens, alike = (torch.from_numpy(array).to(self.device).flatten(1, 2) for array in pair)

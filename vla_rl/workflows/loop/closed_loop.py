@@ -31,8 +31,6 @@ from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.imagination.fit_world_model import DATASETS_OF_A_FIT, fit_world_model
-from vla_rl.workflows.imagination.measure_trust import measure_world_model, mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
@@ -48,6 +46,12 @@ from vla_rl.workflows.loop.rounds import (
     rounds_table,
 )
 from vla_rl.workflows.recipe_parts import imagining, world_model_section
+from vla_rl.workflows.world_model import (
+    DATASETS_OF_A_FIT,
+    fit_world_model,
+    measure_world_model,
+    mine_keyframes,
+)
 from world_model.imagination.reward import branch_steps, check_reward
 from world_model.model.world_model import load_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE

@@ -19,9 +19,9 @@ from vla_rl.recipe.recipe import TrainRecipe
 from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.training.run import run_steps
 from vla_rl.training.train import train
-from vla_rl.workflows.ablate import summarize
 from vla_rl.workflows.jobs import FINAL, Job
 from vla_rl.workflows.loop.rounds import Round
+from vla_rl.workflows.sweep import summarize
 
 
 def run_beside_controls(

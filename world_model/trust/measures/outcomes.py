@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.config import Config
-from vla_rl.evaluation.outcomes import difference_figure, informedness_figure, majority_guess, rate_figure
+from vla_rl.evaluation.signal import difference_figure, informedness_figure, majority_guess, rate_figure
 from vla_rl.evaluation.statistics import (
     NO_INTERVAL,
     SMALLEST,

@@ -19,7 +19,7 @@ from tiny_run import make_recipe
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import Learner
-from vla_rl.common.distributed import parts
+from vla_rl.common.distributed import tensor_files
 from vla_rl.common.distributed.fsdp import whole
 from vla_rl.common.distributed.launched import launched_group
 from vla_rl.common.distributed.process_group import ProcessGroup
@@ -133,7 +133,7 @@ def check_cloning_waits(world: ProcessGroup, folder: Path, output: Path) -> None
     recipe = make_recipe(folder, "parallel=fsdp", "sft={datasets: [none]}")
     with patch("vla_rl.workflows.collect.check"), patch("vla_rl.training.bc_loop.train_bc") as begun:
         clone(recipe, output)
-    waiting, policy = parts.sources(begun.call_args.args[0]), begun.call_args.args[0]
+    waiting, policy = tensor_files.sources(begun.call_args.args[0]), begun.call_args.args[0]
     assert waiting.keys() == dict(policy.named_parameters()).keys()
 
 

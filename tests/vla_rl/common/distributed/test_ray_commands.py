@@ -18,9 +18,9 @@ from vla_rl.cli.options import PROGRAM
 from vla_rl.config import apply_overrides
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.types import EpisodeSpec
-from vla_rl.workflows.imagination.measure_trust import rank_policies
 from vla_rl.workflows.loop.closed_loop import loop
 from vla_rl.workflows.rac import _Rounds
+from vla_rl.workflows.world_model import rank_policies
 
 sys.path.append(str(Path(__file__).parents[2] / "workflows" / "loop"))
 from test_loop import recipe, started  # noqa: F401

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from stub_ray import MACHINE, StubRay, gone, never, ray
 from tiny_run import RECIPE
+from vla_rl.evaluation.report.status import status_lines
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, apply_overrides
 from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.report.report import write_report
-from vla_rl.evaluation.report.status import status_lines
 from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.rollout.actors import ahead_worker, cluster, rollouts
 from vla_rl.rollout.actors.ahead import AheadSource

@@ -24,7 +24,7 @@ from vla_rl.rollout.runner import collect
 from vla_rl.training.memory import MemoryEstimate, estimate
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.gpu_bench.command import finish, open_results, run_inside
-from vla_rl.workflows.gpu_bench.drawn import DrawnOpenVLAConfig, DrawnRewardConfig
+from vla_rl.workflows.gpu_bench.large_policy import DrawnOpenVLAConfig, DrawnRewardConfig
 from vla_rl.workflows.gpu_bench.parts import rl7b
 from vla_rl.workflows.gpu_bench.timed_libero import share_of_rendering
 

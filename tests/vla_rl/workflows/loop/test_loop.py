@@ -24,13 +24,13 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.loop import closed_loop as loop
 from vla_rl.workflows.loop import controls as loop_controls
 from vla_rl.workflows.loop.rounds import (
     Round,
     RoundsTable,
 )
+from vla_rl.workflows.world_model import fit_world_model
 from world_model.metadata import read_metadata
 
 REAL = {"kind": "sim.dummy:DummyConfig", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}

@@ -19,7 +19,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.load import load_policy
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.imagination.measure_trust import rank_policies
+from vla_rl.workflows.world_model import rank_policies
 
 
 def test_imagined_episodes_become_a_dataset_that_says_so(recipe, tmp_path):

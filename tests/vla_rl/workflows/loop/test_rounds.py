@@ -20,14 +20,13 @@ from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import load_recipe, read_recipe
-from vla_rl.recipe.runs import LoopRecipe
-from vla_rl.recipe.sections import LoopConfig
+from vla_rl.recipe.runs import LoopConfig, LoopRecipe
 from vla_rl.rollout.recording_plan import CollectConfig
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.loop import controls as loop_controls
 from vla_rl.workflows.loop.closed_loop import in_round
 from vla_rl.workflows.loop.rounds import Round, _imagined, calibrates, counted_episodes, learned_from, planned_episodes
+from vla_rl.workflows.world_model import fit_world_model
 from world_model.metadata import read_metadata
 
 

@@ -21,8 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from vla_rl.policies.openvla.files import layout as openvla_layout
-from vla_rl.policies.openvla.network.action_heads import L1Head
-from vla_rl.policies.openvla.network.network import OpenVLANetwork
+from vla_rl.policies.openvla.network.network import L1Head, OpenVLANetwork
 from vla_rl.policies.openvla.network.vision import ProprioProjector
 from vla_rl.policies.openvla.tokenizer import ROBOT_WORDS, prompt_text
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import nn
 
-from vla_rl.common.distributed import parts
+from vla_rl.common.distributed import tensor_files
 from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
@@ -138,7 +138,7 @@ def _load_ours(folder: Path, device: str | torch.device, seed: int, chosen: Mapp
     stats = NormStats.read(folder, architecture.action_dim, architecture.state_dim)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with parts.without_memory(device) if parts.is_deferring() else nullcontext():
+        with tensor_files.without_memory(device) if tensor_files.is_deferring() else nullcontext():
             network = OpenVLANetwork(architecture)
         _add_heads(network, config)
         if saved.lora is not None:
@@ -305,8 +305,8 @@ def _read_heads(file: Path, network: nn.Module) -> set[str]:
             raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, expected {tuple(known[name].shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{file}: NaN or infinity in {name}. Use an earlier checkpoint of the run.")
-        if parts.is_placeholder(known[name]):  # Trained whole beside adapters: this file's, not the base's.
-            parts.replace(network, name, tensor.to(known[name].device, known[name].dtype))
+        if tensor_files.is_placeholder(known[name]):  # Trained whole beside adapters: this file's, not the base's.
+            tensor_files.replace(network, name, tensor.to(known[name].device, known[name].dtype))
         else:
             with torch.no_grad():  # Seen by who keeps something made of it, as `.data` is not.
                 known[name].copy_(tensor)

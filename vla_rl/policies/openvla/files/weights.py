@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vla_rl.common.distributed import parts
+from vla_rl.common.distributed import tensor_files
 from vla_rl.common.distributed.fsdp import whole
 from vla_rl.common.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import OWN_FILE
@@ -65,9 +65,11 @@ def read_into(
             for name in names:
                 if name in from_files:
                     continue
-                if parts.is_deferring():
+                if tensor_files.is_deferring():
                     source = (published.folder / file, name)
-                    parts.replace(network, name, parts.placeholder(expected[name], dtype_of(name), device, source))
+                    tensor_files.replace(
+                        network, name, tensor_files.placeholder(expected[name], dtype_of(name), device, source)
+                    )
                 else:
                     _assign(network, name, shard.get_tensor(name).to(dtype_of(name)), published.folder / file)
 
@@ -124,7 +126,7 @@ def _open(file: Path, device: str | torch.device = "cpu"):
 def _assign(network: nn.Module, name: str, tensor: Tensor, file: Path) -> None:
     if not bool(torch.isfinite(tensor).all()):
         raise WeightsError(f"{file}: NaN or infinity in {name}. Use an earlier checkpoint, or download it again.")
-    parts.replace(network, name, tensor)
+    tensor_files.replace(network, name, tensor)
 
 
 # --- OFT's parts --------------------------------------------------------------------------------

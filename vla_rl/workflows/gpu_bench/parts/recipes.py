@@ -15,9 +15,9 @@ from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
 from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import TrainRecipe, check, load_recipe
-from vla_rl.workflows.gpu_bench import large_flow
-from vla_rl.workflows.gpu_bench.drawn import DRAWN_KIND
+from vla_rl.workflows.gpu_bench.large_policy import DRAWN_KIND
 from vla_rl.workflows.gpu_bench.learner_matrix import episodes
+from vla_rl.workflows.gpu_bench.parts import flow
 from vla_rl.workflows.gpu_bench.record import Target
 from vla_rl.workflows.gpu_bench.sheet import Sheet
 from vla_rl.workflows.gpu_bench.timing import peak_bytes, synchronize
@@ -45,7 +45,7 @@ class Published:
         if self.suite:
             path = f"moojink/openvla-7b-oft-finetuned-{self.suite.replace('_', '-')}"
             overrides = [f"env.suite={self.suite}", f"policy.path={path}", f"policy.norm_key={self.suite}"]
-        if self.kind not in large_flow.OPTIONS:
+        if self.kind not in flow.OPTIONS:
             overrides.append(f"policy.kind={DRAWN_KIND}")
             if tiny is not None:
                 variant: Variant = "l1" if self.kind == "l1" else "base"
@@ -59,7 +59,7 @@ class Published:
             return policy.build(spec, device, recipe.seed)
         chosen = {name: getattr(policy, name) for name in policy.model_fields_set - {"path", "camera_map"}}
         chosen |= {"cameras": spec.cameras, "lora": policy.lora, "trainable": policy.trainable}
-        return large_flow.on_device(self.kind, is_full, device, spec, **chosen)
+        return flow.on_device(self.kind, is_full, device, spec, **chosen)
 
 
 RECIPES = {

@@ -27,7 +27,7 @@ from vla_rl.recipe.checks import PLAN
 from vla_rl.recipe.recipe import TrainRecipe, check, load_recipe
 from vla_rl.training.memory import estimate
 from vla_rl.training.run import TrainingRun
-from vla_rl.workflows.gpu_bench.drawn import DRAWN_KIND, DrawnRewardConfig
+from vla_rl.workflows.gpu_bench.large_policy import DRAWN_KIND, DrawnRewardConfig
 from vla_rl.workflows.gpu_bench.record import Target
 from vla_rl.workflows.gpu_bench.sheet import LeftOutError, Sheet
 from vla_rl.workflows.gpu_bench.timed_libero import TimedLiberoConfig, share_of_rendering

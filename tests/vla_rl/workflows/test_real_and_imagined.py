@@ -21,10 +21,10 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
-from vla_rl.workflows.imagination.measure_trust import imagined_env, paired, success_in_both
+from vla_rl.workflows.world_model import imagined_env, paired, success_in_both
 from world_model.metadata import resolve_path
 
-MODULE = "vla_rl.workflows.imagination.measure_trust"
+MODULE = "vla_rl.workflows.world_model"
 
 
 def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
