@@ -77,14 +77,9 @@ def test_an_evaluation_is_the_same_whatever_runs_at_a_time_and_beside_it() -> No
     policy, longer = openvla(), ENV.model_copy(update={"horizon": 12})  # So that some episodes succeed.
 
     def outcomes(num_envs: int, **options: Any) -> dict[tuple[int, int], tuple[bool, int]]:
-        values = {
-            "episodes_per_task": 6,
-            "samples_per_state": 2,
-            "temperatures": [1.0],
-            "videos": 0,
-            "num_envs": num_envs,
-        }
-        found = evaluate(policy, longer, EvalConfig.model_validate({**values, **options})).episodes
+        values = {"episodes_per_task": 6, "samples_per_state": 2, "temperatures": [1.0], "videos": 0}
+        env = longer.model_copy(update={"num_envs": num_envs})
+        found = evaluate(policy, env, EvalConfig.model_validate({**values, **options})).episodes
         return {(e.index, e.sample): (e.success, e.steps) for e in found}
 
     alone = outcomes(1)
