@@ -31,8 +31,11 @@ OPEN, CLOSE = -1.0, 1.0
 SPEED = 1.0  # largest action component in free travel
 
 
-class HabitConfig(Config):
-    """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behavior."""
+class ExpertConfig(Config):
+    """The scripted expert, and the habit of a sloppy one: the same mistake each time, which a small shift undoes.
+
+    Its actions are clean labels; whoever collects may execute them with noise.
+    """
 
     place_short: float = Field(
         default=0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, m."
@@ -42,14 +45,9 @@ class HabitConfig(Config):
     )
 
     @property
-    def active(self) -> bool:
+    def sloppy(self) -> bool:
+        """Whether it has the habit."""
         return self.place_short > 0 or self.place_short_std > 0
-
-
-class ExpertConfig(Config):
-    """The scripted expert. Its actions are clean labels; whoever collects may execute them with noise."""
-
-    habit: HabitConfig = HabitConfig()
 
 
 class Stage(IntEnum):
@@ -71,11 +69,10 @@ class Expert:
     """The expert of one episode. `act` is called once per control step."""
 
     def __init__(self, task: str, config: ExpertConfig, rng: np.random.Generator) -> None:
-        habit = config.habit
         self.task = task
-        self.sloppy = habit.active
+        self.sloppy = config.sloppy
         spread = rng.normal()
-        self.short = max(0.0, habit.place_short + habit.place_short_std * spread) if self.sloppy else 0.0
+        self.short = max(0.0, config.place_short + config.place_short_std * spread) if self.sloppy else 0.0
         self.stage = Stage.BEHIND if task == "push_to_zone" else Stage.APPROACH
         self.timer = 0
         self.way = (1.0, 0.0)  # direction of the push

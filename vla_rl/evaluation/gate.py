@@ -29,6 +29,9 @@ from vla_rl.rollout.source import with_steps_after_success
 from vla_rl.types import EnvSpec, Episode
 
 Verdict = Literal["better", "worse", "undecided"]
+# Control steps for which real episodes that a world model learns from go on after success, a chunk: it judges an
+# episode by what is seen then, too.
+STEPS_AFTER_SUCCESS = 8
 OF_OTHERS = "Use the version of vla-rl in versions.json beside it; or move the file away, and do without what it says"
 REFERENCE, CHECKED = "reference", "checked"  # A check's datasets.
 
@@ -63,17 +66,11 @@ class GateConfig(Config):
         "with the datasets `reference` and `checked`. decisions: with what was seen before each action chunk; frames: "
         "after each control step. A loop chooses for itself: trust after RL and the next round's fit read them.",
     )
-    steps_after_success: NonNegativeInt = Field(
-        default=0,
-        description="Control steps for which the checks' episodes go on after success, for those that are kept: a "
-        "world model judges an episode by what is seen after it, too. A loop takes its own (loop.steps_after_success).",
-    )
 
     def build_env(self, real: EnvConfig) -> VecEnv:
         """Start the checks' environment, which records what is to be kept."""
-        return build_env(
-            with_steps_after_success(real, self.steps_after_success), record_frames=self.keep_episodes == "frames"
-        )
+        steps = 0 if self.keep_episodes == "none" else STEPS_AFTER_SUCCESS
+        return build_env(with_steps_after_success(real, steps), record_frames=self.keep_episodes == "frames")
 
     def num_checks(self, iterations: int, done: int = 0) -> int:
         """Checks of a run of so many iterations that come after the first `done` of them; the last counts."""

@@ -100,9 +100,6 @@ class HilConfig(ReplayLearningConfig):
         description="actor=recordings: the folder in which these are made, as in `deploy --record FOLDER/NAME`.",
     )
     episodes: PositiveInt = Field(default=200, description="Episodes of the run, of all tasks in turn.")
-    episodes_per_turn: PositiveInt = Field(
-        default=20, description="actor=simulator: episodes with one policy; then it takes the newest published one."
-    )
     updates_per_episode: PositiveInt = Field(
         default=10, description="Updates that each episode pays for; the learner waits for more when they are made."
     )
@@ -160,11 +157,6 @@ class LoopConfig(Config):
         default=1,
         description="Held-out episodes from each initial state, see collect.group_size; fewer states make wider "
         "intervals of the other figures.",
-    )
-    steps_after_success: NonNegativeInt = Field(
-        default=8,
-        description="Control steps for which these episodes go on after success, a chunk: else the world model "
-        "never sees what the rest of a chunk does.",
     )
     every_frame: bool = Field(
         default=True,

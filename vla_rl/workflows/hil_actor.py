@@ -31,6 +31,7 @@ from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
 
 PUBLISHED, RECORDING = "published", "episodes"
+EPISODES_PER_TURN = 20  # With one policy, at most; then the newest published one acts.
 
 
 def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
@@ -47,6 +48,7 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
     limit_threads(recipe)
     spec = recipe.env.env_spec()
     rows = [row for found, _, _ in read_shards(staging_folder(dataset)) for row in found]
+    per_turn = min(EPISODES_PER_TURN, config.publish_every)
     tasks = list(spec.tasks)
     if config.practice is not None:  # A person's resets lead to the task's own initial states.
         tasks = [task for task in tasks if task != config.practice.reset_task]
@@ -64,8 +66,8 @@ def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         practice = None if config.practice is None else new_practice(config.practice, tasks[0], env)
         while numbered:
             newest.look()
-            first, turn = numbered[0][0], [one for _, one in numbered[: config.episodes_per_turn]]
-            numbered = numbered[config.episodes_per_turn :]
+            first, turn = numbered[0][0], [one for _, one in numbered[:per_turn]]
+            numbered = numbered[per_turn:]
             left = None if config.interventions is None else max(0, config.interventions - spent)
             outcomes = run_interventions(
                 newest.policy,

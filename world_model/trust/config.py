@@ -16,7 +16,6 @@ from world_model.trust.figures import MAX_AUC_FRAMES, figure_info
 class MeasureConfig(Config):
     """How trust is measured."""
 
-    seed: NonNegativeInt = Field(default=0, description="Of the world model's noise and of the actions swapped in.")
     inverse_updates: NonNegativeInt = Field(
         default=300, description="Its updates, of 64 pairs; 0 leaves it out (its figures are then not measured)."
     )

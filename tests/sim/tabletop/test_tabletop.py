@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.tabletop import ExpertConfig, HabitConfig, TabletopConfig
+from sim.tabletop import ExpertConfig, TabletopConfig
 from vla_rl.config import ConfigError, build_component
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
@@ -209,7 +209,7 @@ def test_named_color_varies_and_is_the_instruction(env: TabletopEnv) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_keyframe_continues_to_the_bit_in_a_fresh_env(task: str) -> None:
     """Expert and random actions, from the middle of an episode, with all appearance on; in the same env and another."""
-    env = TabletopConfig(looks=1, expert=ExpertConfig(habit=HabitConfig(place_short=0.02))).make()
+    env = TabletopConfig(looks=1, expert=ExpertConfig(place_short=0.02)).make()
     env.reset(EpisodeSpec(task, "train", 2))
     for _ in range(9):
         env.apply(env.expert_action())
@@ -395,13 +395,13 @@ def test_expert_survives_noise(env: TabletopEnv, task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_placing_short_fails(task: str) -> None:
-    sloppy = TabletopConfig(expert=ExpertConfig(habit=HabitConfig(place_short=0.055))).make()
+    sloppy = TabletopConfig(expert=ExpertConfig(place_short=0.055)).make()
     assert success_rate(sloppy, task, 10) <= 0.4
 
 
 def test_habits_are_drawn_from_the_episode() -> None:
-    habit = HabitConfig(place_short=0.055, place_short_std=0.01)
-    env = TabletopConfig(expert=ExpertConfig(habit=habit)).make()
+    expert = ExpertConfig(place_short=0.055, place_short_std=0.01)
+    env = TabletopConfig(expert=expert).make()
 
     def shortfall(index: int) -> float:
         env._start(EpisodeSpec("stack", "train", index))

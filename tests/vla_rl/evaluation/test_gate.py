@@ -22,7 +22,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.executed import Executed, execute
-from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes, read_gate
+from vla_rl.evaluation.gate import STEPS_AFTER_SUCCESS, Gate, GateCheck, GateConfig, KeptEpisodes, read_gate
 from vla_rl.evaluation.verdict import outcome
 from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.load import load_policy
@@ -152,10 +152,9 @@ def test_kept_episodes_do_not_stay_in_memory(tmp_path, wanderer, monkeypatch):
     assert len(episodes) == 48 and left == [0, 0, 0]
 
 
-@pytest.mark.parametrize("steps", [0, 6])
-def test_kept_episodes_go_on_after_success(tmp_path, wanderer, steps):
+def test_kept_episodes_go_on_after_success(tmp_path, wanderer):
     """As those do that a world model learns from: it judges an episode by what is seen afterwards, too."""
-    config = GateConfig(every=1, pairs=24, keep_episodes="frames", steps_after_success=steps, alpha=1e-9)
+    config = GateConfig(every=1, pairs=24, keep_episodes="frames", alpha=1e-9)
     gate = Gate(config, tmp_path / "confirmed", load_policy(wanderer), episodes=tmp_path / "kept")
     with closing(config.build_env(DummyConfig(num_envs=8, horizon=32))) as env:
         gate.check(load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1)
@@ -163,7 +162,7 @@ def test_kept_episodes_go_on_after_success(tmp_path, wanderer, steps):
     reward, numbers = (np.array(table[name]) for name in ("next.reward", "episode_index"))
     found = [reward[numbers == number] for number in np.unique(numbers)]
     after = [(len(row) - 1 - row.argmax(), len(row)) for row in found if row.any()]
-    assert after and all(left == steps or length == 32 for left, length in after)
+    assert after and all(left == STEPS_AFTER_SUCCESS or length == 32 for left, length in after)
 
 
 def test_nothing_is_kept_unless_asked_for_and_not_of_several_processes(tmp_path, stone, wanderer):

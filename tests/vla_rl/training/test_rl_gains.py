@@ -41,7 +41,7 @@ ENV: dict[str, Any] = {
     "start_spread": 0.1,
     "block_yaw": 0.05,
     "horizons": {"push_to_zone": 16},
-    "expert": {"habit": {"place_short": 0.05, "place_short_std": 0.01}},
+    "expert": {"place_short": 0.05, "place_short_std": 0.01},
 }
 EVAL = EvalConfig(split="eval", episodes_per_task=200, temperatures=(1.0,), videos=0)
 SFT = {"optim": {"name": "muon", "lr": 1.5e-3, "warmup_steps": 20}, "batch_size": 48, "final_lr_fraction": 0.05}

@@ -37,7 +37,7 @@ EPISODES = 16
 TINY = [
     *("policy.path=pretrained:tabletop_base", "sft=null", "hil.prior=none", "hil.warm_updates=0", "num_threads=1"),
     *("env.num_envs=4", "env.num_workers=0", "env.horizons.push_to_zone=24"),
-    *(f"hil.episodes={EPISODES}", "hil.episodes_per_turn=4", "hil.publish_every=3", "hil.updates_per_episode=2"),
+    *(f"hil.episodes={EPISODES}", "hil.publish_every=3", "hil.updates_per_episode=2"),
     *("hil.evaluate=never", "hil.critic.hidden=16", "hil.critic.batch_size=32", "log.tensorboard=false"),
 ]
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,7 +182,7 @@ def test_no_turn_has_anothers_noise_and_the_policy_explores(tmp_path: Path, monk
     followed = SimpleNamespace(look=lambda: None, policy=None, published=SimpleNamespace(version="one", number=0))
     monkeypatch.setattr("vla_rl.workflows.hil_actor.run_interventions", run_interventions)
     monkeypatch.setattr("vla_rl.workflows.hil_actor.Followed", lambda *_: followed)
-    options = ["hil.episodes=4", "hil.episodes_per_turn=1", "env.tasks=[push_to_zone,stack]"]
+    options = ["hil.episodes=4", "hil.publish_every=1", "env.tasks=[push_to_zone,stack]"]
     act(load_recipe("tabletop_hil", [*TINY, *options]), tmp_path, print)
     assert len(set(seeds)) == 4 and temperatures == [1.0] * 4
 

@@ -19,6 +19,7 @@ from vla_rl.common.progress import RunStatus
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
+from vla_rl.evaluation.gate import STEPS_AFTER_SUCCESS
 from vla_rl.evaluation.probability import CalibrationError
 from vla_rl.evaluation.report.report import write_report
 from vla_rl.evaluation.results import Evaluation
@@ -174,9 +175,8 @@ def in_round(recipe: LoopRecipe, rounds: Sequence[Round], number: int, policy: s
     section = world_model_section(recipe)
     if gate.every and not (section.needs_structure or section.needs_objects):
         of_gate["keep_episodes"] = "frames" if recipe.loop.every_frame else "decisions"
-        of_gate["steps_after_success"] = recipe.loop.steps_after_success
     else:  # Whatever the recipe says: the gate's environment shows neither, and a fit refuses what lacks structure.
-        of_gate |= {"keep_episodes": "none", "steps_after_success": 0}
+        of_gate["keep_episodes"] = "none"
     changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
         first = sampling.first_state + number * groups_of_a_round(recipe.train)
@@ -303,7 +303,7 @@ def collect_real(
         every_frame=recipe.loop.every_frame or more.get("structure", False),
         **more,
     )
-    real = with_steps_after_success(recipe.acting_env, recipe.loop.steps_after_success)
+    real = with_steps_after_success(recipe.acting_env, STEPS_AFTER_SUCCESS)
     collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 

@@ -64,7 +64,7 @@ RECIPE: dict[str, Any] = {
     "algo": {"kind": "grpo", "optim": {"lr": 1e-3}, "minibatch_size": 24},
     "sampling": {"first_state": 7, "train_states": 2},
     "train": {"iterations": 1, "groups": 2, "group_size": 4, "allow_no_success": True},
-    "loop": {"episodes": 24, "held_out": 24, "steps_after_success": 4, "controls": ["shuffled_rewards"]},
+    "loop": {"episodes": 24, "held_out": 24, "controls": ["shuffled_rewards"]},
     "world_model": FIT,
     "eval": {"episodes_per_task": 4, "videos": 0},
     "log": {"tensorboard": False, "console": False},
