@@ -6,6 +6,7 @@ its controller move. Each control step's action is followed by S numbers: the ch
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +26,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Split
 
 FILE = "body_moves.npy"
 AT_ONCE = 64  # Episodes.
+PROCESSES = 8  # At most, that replay more than those.
 
 
 def moves_of(states: np.ndarray) -> np.ndarray:
@@ -48,7 +50,7 @@ def body_section(env: EnvConfig | None) -> dict[str, Any]:
             f"alone (libero, tabletop, or your own with build_body, see vla_rl/rollout/body.py), not {found}; set "
             "it to delta_pose or none"
         )
-    apart = {"kind", "tasks", "num_envs"}  # The robot is the same in every task.
+    apart = {"kind", "tasks", "num_envs", "num_workers"}  # The robot is the same in every task.
     return {"kind": env.kind, **env.model_dump(mode="json", exclude_defaults=True, exclude=apart)}
 
 
@@ -78,6 +80,8 @@ def _replayed(dataset: EpisodeDataset, env: EnvConfig, spec: EnvSpec, show: bool
     assert isinstance(env, EmbodiedConfig), "checked when the section was made"
     moves = np.zeros((len(dataset.actions), dataset.state.shape[1]), np.float32)
     order = sorted(range(len(dataset.starts)), key=lambda e: (dataset.task[dataset.starts[e]], dataset.lengths[e]))
+    if "num_workers" in type(env).model_fields and len(order) > AT_ONCE:
+        env = env.model_copy(update={"num_workers": min(PROCESSES, os.cpu_count() or 1)})
     with (
         closing(env.build_body()) as body,
         step_progress(f"body of {dataset.name}", len(order), show, " episodes/s") as advance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from dummy_fit import ENV, MODEL, STAGE, collect, config
 
 from sim.tabletop.env import TabletopConfig
+from sim.vector.processes import simulated_body
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.types import EpisodeSpec
@@ -110,3 +112,14 @@ def test_what_cannot_tell_where_the_body_is_is_refused(episodes, untrained, tmp_
         build_component("env", {**recorded, "imagination": {"horizon": 40}}).build()
     with pytest.raises(ValueError, match=r"plan\.world_model: was fitted with kinematics=body"):
         check_fits(load_world_model(untrained), None, "plan.world_model")
+
+
+def test_many_episodes_are_replayed_in_processes_with_the_same_moves(episodes, monkeypatch):
+    alone = open_episodes(DatasetConfig(path=str(episodes)), SPEC, body=BODY)
+    shutil.rmtree(next(alone.cache.parent.glob("*_body_*")))
+    built = []
+    monkeypatch.setattr("world_model.data.body_moves.AT_ONCE", 7)
+    monkeypatch.setattr(TabletopConfig, "build_body", lambda env: built.append(env.num_workers) or simulated_body(env))
+    shared = open_episodes(DatasetConfig(path=str(episodes)), SPEC, body=BODY)
+    assert built == [min(8, os.cpu_count() or 1)]
+    np.testing.assert_array_equal(shared.body_moves, alone.body_moves)
