@@ -12,7 +12,7 @@ import torch
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
-from world_model.data.episodes import EpisodeFrames, state_statistics
+from world_model.data.episodes import MAX_SCORE, EpisodeFrames, distances, state_statistics
 from world_model.fit.config import FitConfig
 from world_model.metadata import WorldModelMetadata
 from world_model.model.action_conditioning import ActionConditioning
@@ -66,9 +66,10 @@ def continue_in(
 ) -> WorldModelMetadata:
     """Return the metadata of a world model that is fitted further in an environment.
 
-    In the scene that it knows, the environment's tasks, and how long they take, come beside its own. In another, where
-    a camera stands elsewhere, they take their place; states are then normalized by the episodes fitted on, and paths
-    drawn through the cameras as they stand there (both are changed in `start`).
+    In the scene that it knows, the environment's tasks, and how long they take, come beside its own; numbers of the
+    state that a new task takes far from where it knows them are then normalized by both. In another, where a camera
+    stands elsewhere, they take their place; states are then normalized by the episodes fitted on, and paths drawn
+    through the cameras as they stand there (all are changed in `start`).
 
     Args:
         fitted: the episodes that are fitted on. folder: of `start`, for the log.
@@ -76,7 +77,8 @@ def continue_in(
     known = start.metadata
     moved = _moved_cameras(known, spec)
     if not moved:
-        return known.model_copy(update={"tasks": known.tasks | spec.tasks, "horizon": known.horizon | spec.horizon})
+        both = known.model_copy(update={"tasks": known.tasks | spec.tasks, "horizon": known.horizon | spec.horizon})
+        return both if spec.tasks.keys() <= known.tasks.keys() else _reaching(start, both, fitted, folder)
     log.warning(
         "world_model.start_from: %s is of another scene (camera %s stands elsewhere); its %d tasks are left behind, "
         "and it goes on with %s",
@@ -88,18 +90,45 @@ def continue_in(
     there = WorldModelMetadata.of(spec, *state_statistics(fitted))
     changed = ("tasks", "horizon", "projections", "state_mean", "state_std")
     metadata = known.model_copy(update={name: getattr(there, name) for name in changed})
+    _move_to(start, metadata)
+    return metadata
+
+
+def _reaching(
+    start: WorldModel, metadata: WorldModelMetadata, fitted: Sequence[EpisodeFrames], folder: str | None
+) -> WorldModelMetadata:
+    """The metadata, with the numbers of the state normalized by both tasks that a new one takes far from the known."""
+    mean, std = np.array(metadata.state_mean), np.array(metadata.state_std)
+    far = np.max([distances(part, mean, std) for part in fitted], axis=0) > MAX_SCORE
+    if not far.any():
+        return metadata
+    log.warning(
+        "world_model.start_from: %s knows dimension %s of the state only far from where the new task takes it; it is "
+        "normalized by both from now on, so see that the units are the same, and give the dynamics updates enough",
+        folder,
+        ", ".join(map(str, np.flatnonzero(far))),
+    )
+    there, spread = state_statistics(fitted)
+    std = np.where(far, np.sqrt((std**2 + spread**2) / 2 + (there - mean) ** 2 / 4), std)  # Of both in equal parts.
+    mean = np.where(far, (mean + there) / 2, mean)
+    metadata = metadata.model_copy(update={"state_mean": _floats(mean), "state_std": _floats(std)})
+    _move_to(start, metadata)
+    return metadata
+
+
+def _move_to(start: WorldModel, metadata: WorldModelMetadata) -> None:
+    """Normalize states, and draw paths through the cameras, as a world model's new metadata say."""
     start.state_mean.copy_(torch.tensor(metadata.state_mean))
     start.state_std.copy_(torch.tensor(metadata.state_std))
     dynamics = start.config.dynamics
     drawn: dict[str, Any] = {}
     if isinstance(dynamics, TransformerConfig):  # Other kinds draw no paths.
-        drawn = {name: there.projections.get(name, matrix) for name, matrix in dynamics.projections.items()}
+        drawn = {name: metadata.projections.get(name, matrix) for name, matrix in dynamics.projections.items()}
     for module in start.modules():
         if isinstance(module, ActionConditioning):
             module.set_scene(metadata.state_mean, metadata.state_std, drawn)
     if drawn:
         start.set_dynamics_options(projections=drawn)
-    return metadata
 
 
 def _moved_cameras(known: WorldModelMetadata, spec: EnvSpec) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -358,6 +359,34 @@ def test_a_world_model_goes_on_to_other_tasks_of_its_scene(episodes, drawn, tmp_
     assert there.metadata.tasks == known.tasks | other.tasks and there.metadata.horizon == known.horizon | other.horizon
     assert there.metadata.state_mean == known.state_mean
     assert there.metadata.env_spec(["reach_blue"]).horizon == {"reach_blue": 9}
+
+
+def test_a_new_task_that_takes_the_state_far_is_normalized_with_the_known_ones(episodes, drawn, tmp_path, caplog):
+    """As of a hand that turns for one object and not for another; of a known task such states are of other units."""
+    known, fitted = load_world_model(drawn), tmp_path / "known"
+    shutil.copytree(drawn, fitted)
+    of_metadata = json.loads((fitted / "world_model.json").read_text())
+    facts = of_metadata["facts"]
+    facts["state_mean"][1] += 30 * facts["state_std"][1]
+    (fitted / "world_model.json").write_text(json.dumps(of_metadata))
+    spec, options = (
+        with_projections(SPEC, 0.0),
+        config(episodes, **KEPT | {"dynamics": {**STAGE, "steps": 1}}, start_from=str(fitted)),
+    )
+    with pytest.raises(DatasetError, match="state dimension 1 is about"):
+        fit(options, spec, tmp_path / "refused")
+    other = replace(spec, tasks={"reach_blue": "reach the blue block"}, horizon={"reach_blue": 9})
+    there = load_world_model(fit(options, other, tmp_path / "run"))
+    assert "knows dimension 1 of the state only far from" in caplog.text
+    mean, std = there.metadata.state_mean, there.metadata.state_std
+    (first, _, *rest), (own, spread) = (
+        known.metadata.state_mean,
+        (known.metadata.state_mean[1], known.metadata.state_std[1]),
+    )
+    assert [mean[0], *mean[2:]] == [first, *rest] and mean[1] == pytest.approx(own + 15 * spread, rel=0.02)
+    assert std[1] == pytest.approx(spread * np.sqrt(1 + 15**2), rel=0.02)
+    maps = there.dynamics.action_maps
+    assert torch.equal(maps.state_mean, there.state_mean[:3]) and torch.equal(maps.state_std, there.state_std[:3])
 
 
 def test_a_world_model_goes_on_in_another_scene(episodes, drawn, tmp_path, caplog):
