@@ -8,4 +8,4 @@ from sim.tabletop.env import TabletopConfig  # noqa: E402
 from sim.tabletop.expert import ExpertConfig  # noqa: E402
 from sim.tabletop.tasks import SuccessConfig  # noqa: E402
 
-__all__ = ["ExpertConfig", "HabitConfig", "SuccessConfig", "TabletopConfig"]
+__all__ = ["ExpertConfig", "SuccessConfig", "TabletopConfig"]

@@ -252,9 +252,9 @@ def state_statistics(parts: Sequence[EpisodeFrames]) -> tuple[np.ndarray, np.nda
     return states.mean(0).astype(np.float32), np.maximum(states.std(0), MIN_STD).astype(np.float32)
 
 
-def distances(frames: EpisodeFrames, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """How many standard deviations half of the states are away from a mean at least, (S,)."""
-    return np.median(np.abs(frames.states(np.arange(frames.num_frames)) - mean) / std, axis=0)
+def distances(states: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """How many standard deviations half of the states (N, S) are away from a mean at least, (S,)."""
+    return np.median(np.abs(states - mean) / std, axis=0)
 
 
 def check_states(frames: EpisodeFrames, mean: np.ndarray, std: np.ndarray) -> None:
@@ -269,7 +269,7 @@ def check_states(frames: EpisodeFrames, mean: np.ndarray, std: np.ndarray) -> No
             f"{frames.dataset.path}: states have {states.shape[1]} dimensions, the world model's have {len(mean)}; "
             "the dataset is of another robot"
         )
-    away = distances(frames, mean, std)
+    away = distances(states, mean, std)
     if away.size and away.max() > MAX_SCORE:
         worst = int(away.argmax())
         raise DatasetError(

@@ -78,7 +78,7 @@ def continue_in(
     moved = _moved_cameras(known, spec)
     if not moved:
         both = known.model_copy(update={"tasks": known.tasks | spec.tasks, "horizon": known.horizon | spec.horizon})
-        return both if spec.tasks.keys() <= known.tasks.keys() else _reaching(start, both, fitted, folder)
+        return both if spec.tasks.keys() <= known.tasks.keys() else _normalized_by_both(start, both, fitted, folder)
     log.warning(
         "world_model.start_from: %s is of another scene (camera %s stands elsewhere); its %d tasks are left behind, "
         "and it goes on with %s",
@@ -94,12 +94,13 @@ def continue_in(
     return metadata
 
 
-def _reaching(
+def _normalized_by_both(
     start: WorldModel, metadata: WorldModelMetadata, fitted: Sequence[EpisodeFrames], folder: str | None
 ) -> WorldModelMetadata:
     """The metadata, with the numbers of the state normalized by both tasks that a new one takes far from the known."""
     mean, std = np.array(metadata.state_mean), np.array(metadata.state_std)
-    far = np.max([distances(part, mean, std) for part in fitted], axis=0) > MAX_SCORE
+    states = [part.states(np.arange(part.num_frames)) for part in fitted]
+    far = np.max([distances(one, mean, std) for one in states], axis=0) > MAX_SCORE
     if not far.any():
         return metadata
     log.warning(
