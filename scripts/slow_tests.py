@@ -22,13 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PASSED = ROOT / "tests" / "slow_passed.json"
 OURS = ("vla_rl", "sim", "world_model", "real_robot")
 SLOW = "slow and not gpu and not network"
+MARKS_SLOW = re.compile(r"mark\.slow|on_both_graphs|slow_but_for|variants\(")
 FAILED, NOTHING_RAN = 1, 5  # pytest's exit status.
 
 
 def slow_files() -> list[Path]:
-    """The test files that mark a test slow, or whose fixture does."""
+    """The test files that mark a test slow, or let a helper do it."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [file for file in files if re.search(r"mark\.slow|on_both_graphs", file.read_text("utf-8"))]
+    return [file for file in files if MARKS_SLOW.search(file.read_text("utf-8"))]
 
 
 def imported(file: Path, helpers: dict[str, Path]) -> set[Path]:

@@ -1,11 +1,12 @@
-"""Which of `policy_matrix`'s policies the fast tests ask: one of each kind of network and decoder.
+"""Which cases of a grid the fast tests ask; the slow ones ask them all.
 
-The others differ from them by options of which tests/vla_rl/policies has tests; the slow tests ask them too.
+Of `policy_matrix`'s policies, one of each kind of network and decoder: the others differ from them by options of which
+tests/vla_rl/policies has tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ REPRESENTATIVES = {
 }  # fmt: skip
 
 
+def slow_but_for(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters, all but these marked slow; a tuple is a case of several parameters."""
+
+    def as_slow(case: Any) -> Any:
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+
+    return [case if case in fast else as_slow(case) for case in cases]
+
+
 def variants(names: Iterable[str], more: Iterable[str] = ()) -> list[Any]:
     """The names as parameters, slow but for the representatives and `more`."""
-    fast = REPRESENTATIVES | {*more}
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return slow_but_for(REPRESENTATIVES | {*more}, names)

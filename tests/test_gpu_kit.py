@@ -49,6 +49,7 @@ def bare_python(folder: Path) -> dict[str, str]:
     return {"PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": str(packages), "HOME": os.environ["HOME"]}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace; apt-get install strace")
 def test_a_bare_python_runs_a_command_with_the_kit_and_not_without(tmp_path: Path) -> None:
     target, kit, moved = tmp_path / "target.txt", tmp_path / "kit", tmp_path / "moved"

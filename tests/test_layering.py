@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from imports import PACKAGES, arrows, circles, going_up, names_of_others, nodes
+from imports import PACKAGES, Arrow, arrows, circles, going_up, names_of_others, nodes
 
 ROOT = Path(__file__).resolve().parent.parent
-ARROWS = arrows(ROOT)
 # The sizes of files and functions, in lines.
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 70
 ACROSS = "pretend_device"  # The tests that mirror no package: all of them, on a device that is not there.
@@ -24,20 +23,26 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
+@pytest.fixture(scope="module")
+def found() -> list[Arrow]:
+    """The arrows between our own files."""
+    return arrows(ROOT)
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_no_arrow_goes_up() -> None:
-    assert not going_up(ARROWS), "\n".join(map(str, going_up(ARROWS)))
+def test_no_arrow_goes_up(found: list[Arrow]) -> None:
+    assert not going_up(found), "\n".join(map(str, going_up(found)))
 
 
-def test_no_string_names_another_package() -> None:
-    assert not names_of_others(ARROWS), "\n".join(map(str, names_of_others(ARROWS)))
+def test_no_string_names_another_package(found: list[Arrow]) -> None:
+    assert not names_of_others(found), "\n".join(map(str, names_of_others(found)))
 
 
-def test_no_files_go_round_in_a_circle() -> None:
-    assert not circles(ARROWS), "\n".join(" ".join(group) for group in circles(ARROWS))
+def test_no_files_go_round_in_a_circle(found: list[Arrow]) -> None:
+    assert not circles(found), "\n".join(" ".join(group) for group in circles(found))
 
 
 def test_planted_faults_are_seen(tmp_path: Path) -> None:

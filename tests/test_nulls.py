@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+from representatives import slow_but_for
 from tabular_problem import TablePolicy, roll_out
 
 from real_robot.failure.conformal import MIN_SHAPE, Band, BandKind, CalibrationError, successes_needed
@@ -25,6 +26,7 @@ from vla_rl.methods.algo.dr_grpo import DRGRPOConfig
 
 ALPHA, MOST, TASKS = 0.05, 0.06, 10
 STATES = (2, 3, 5, 10, 50)  # Of each task.
+FEWEST_AND_MOST = slow_but_for((2, 50), STATES)
 
 
 def check(found: int | np.integer, of: int, most: float = MOST) -> None:
@@ -53,7 +55,11 @@ def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "samples", "ease"), [*((n, 1, e) for e in (EVEN, EASY) for n in STATES), (2, 5, EVEN), (2, 5, EASY)]
+    ("states", "samples", "ease"),
+    slow_but_for(
+        ((2, 1, EVEN), (50, 1, EASY), (2, 5, EVEN)),
+        [*((n, 1, e) for e in (EVEN, EASY) for n in STATES), (2, 5, EVEN), (2, 5, EASY)],
+    ),
 )
 def test_paired_intervals_and_the_sign_test(states: int, samples: int, ease: float, drawn_once: None) -> None:
     """Policies that differ on each state, and not on average."""
@@ -82,7 +88,7 @@ def found_by_seeds(of_seed: np.ndarray, states: int, samples: int) -> int:
     return sum(summarize_seeds(table).interval.excludes_zero for table in difference)
 
 
-@pytest.mark.parametrize("states", STATES)
+@pytest.mark.parametrize("states", FEWEST_AND_MOST)
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_intervals_over_seeds_that_are_alike(seeds: int, states: int) -> None:
     for spread, samples in ((0.0, 1), (0.06, 1), (0.06, 5)):
@@ -148,7 +154,7 @@ def episodes(of_state: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]
 
 
 @pytest.mark.parametrize("kind", ["functional", "centered", "constant"])
-@pytest.mark.parametrize("states", STATES)
+@pytest.mark.parametrize("states", FEWEST_AND_MOST)
 def test_conformal_bands_on_fresh_states(states: int, kind: BandKind) -> None:
     """Scores with a heavy tail; ranked episode by episode, 6.3 to 6.6 % were alarms at ten episodes a state."""
     of, rng = TASKS * states, np.random.default_rng(states)
@@ -185,6 +191,9 @@ NOT_OF_A_FIRST_STEP = {
 }
 ONE_VALUE = {"filter_groups": False, "loss_reduction": "token_mean"}  # An episode's own weight was biased (|z| 15).
 BATCHES, GROUPS = 32, 12
+PLAIN_AND_EACH = slow_but_for(
+    (("kind", "dr_grpo"), ("candidates", 2)), [("kind", "dr_grpo"), *((n, v) for n, vs in OPTIONS.items() for v in vs)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +211,7 @@ def gradients(algo: GRPOConfig, rollouts: list) -> Iterator[np.ndarray]:
         yield policy.logits.grad.flatten().numpy().copy()
 
 
-@pytest.mark.parametrize(("name", "value"), [("kind", "dr_grpo"), *((n, v) for n, vs in OPTIONS.items() for v in vs)])
+@pytest.mark.parametrize(("name", "value"), PLAIN_AND_EACH)
 def test_doubly_robust_grpo_is_grpo_on_average(name: str, value: object, rollouts: list) -> None:
     options = {"filter_groups": False, "normalize_std": False, "micro_batch_size": 4096, name: value}
     plain = build_component("algo", {n: v for n, v in options.items() if n != "candidates"} | {"kind": "grpo"})

@@ -126,6 +126,7 @@ def test_what_hides_a_package_is_named(
     assert fine.returncode == 0 and "kind: tabletop" in fine.stdout, fine.stderr
 
 
+@pytest.mark.slow
 def test_a_clone_installed_for_editing_works_beside_them(clone: Path, console: str, tmp_path: Path) -> None:
     """Its packages are found by a finder that Python asks after every folder of its path."""
     wheel, work = tmp_path / "wheel", tmp_path / "work"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from representatives import slow_but_for
 
 from pretend_device import budgets, pretending
 from pretend_device.budgets import Budget, budget
@@ -39,10 +40,8 @@ def test_an_act(name):
     assert_within(budget(counts), budgets.ACT[name], counts.places())
 
 
-FAST = ("grpo-kl-muon", "ppo-smolvla")  # All that the others' learners do; how policies differ is counted in an act.
-
-
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in budgets.STEP])
+# Both kinds of policy, with values; how policies differ otherwise is counted in an act.
+@pytest.mark.parametrize("name", slow_but_for(("ppo", "ppo-smolvla"), budgets.STEP))
 def test_an_optimizer_step_and_an_update(name):
     need(name)
     step, update = budgets.count_learning(name)

@@ -73,6 +73,7 @@ def test_imagined_episodes_are_the_same(fitted):
             np.testing.assert_allclose(there, here, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_trust_measures_the_same(fitted, tmp_path):
     held_out = collect(tmp_path / "held_out", start_index=700)
     reports = {}

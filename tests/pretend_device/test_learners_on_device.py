@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from representatives import slow_but_for
 
 from pretend_device import pretending
 from vla_rl.workflows.gpu_bench.learner_matrix import (
@@ -22,10 +23,8 @@ def device():
         yield name
 
 
-FAST = ("grpo-kl-muon", "ppo", "ppo-smolvla")  # Reference, values, both optimizers; tokens and denoising paths.
-
-
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+# Values, tokens and denoising paths; the reference policy and Muon, whose steps are dear there, are slow.
+@pytest.mark.parametrize("name", slow_but_for(("ppo", "ppo-smolvla"), CASES))
 def test_updates_are_the_hosts(name):
     if name == "ppo-smolvla":
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from representatives import variants
+from representatives import slow_but_for
 
 from pretend_device import pretending
 from vla_rl.policies.fake_input import fake_observation
@@ -25,11 +25,14 @@ def device():
         yield name
 
 
-# What breaks on a device and not on a CPU: rounding and recomputing, merged copies of adapters, masks on the right.
-MORE = ("openvla-lora-bf16-checkpointing", "openvla-graphs-merged", "openvla-image-chain")
+# What breaks on a device and not on a CPU: decoding, rounding and recomputing, merged adapters, denoising paths.
+FAST = (
+    "openvla-parallel", "openvla-autoregressive", "openvla-lora-bf16-checkpointing", "openvla-graphs-merged",
+    "smolvla-sde", "diffusion-ddim", "act",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=variants(ON_DEVICES, MORE))
+@pytest.fixture(scope="module", params=slow_but_for(FAST, ON_DEVICES))
 def pair(request):
     """The same policy on the host and on the device, and how far their answers may be apart."""
     if request.param.startswith("smolvla"):
@@ -51,7 +54,7 @@ def places(policy) -> set[str]:
 
 # The last merges adapters, and so changes the policy. Those that change or load one ask for its greedy actions too.
 @pytest.mark.parametrize(
-    "question", [pytest.param(q, marks=pytest.mark.slow) if q == "act greedy" else q for q in QUESTIONS]
+    "question", slow_but_for([q for q in QUESTIONS if q not in ("act greedy", "act without generator")], QUESTIONS)
 )
 def test_answers_are_the_hosts(pair, question):
     here, there, tolerance = pair

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from representatives import slow_but_for
 
 from pretend_device import budgets, pretending
 from pretend_device.rules import NAME
@@ -41,7 +42,10 @@ def test_kept_constants_are_copies_by_value_type_and_device():
     assert len(kept._kept) == 2 and not torch.equal(*arrays)  # An array's text does not tell all of it.
 
 
-@pytest.fixture(scope="module", params=budgets.RECORDED)
+FAST = ("openvla-graphs", "openvla-graphs-autoregressive", "pi0-graphs")
+
+
+@pytest.fixture(scope="module", params=slow_but_for(FAST, budgets.RECORDED))
 def named(request):
     if request.param.startswith("smolvla"):
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install '.[flow]'")

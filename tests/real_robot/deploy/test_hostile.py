@@ -8,12 +8,14 @@ real processes.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from representatives import slow_but_for
 from sent_checker import Checker
 
 from real_robot.contract.load import load_contract
@@ -189,8 +191,13 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", POLICIES)
+def in_turn(names: Iterable[str]) -> list[Any]:
+    """Each name with each contract; all but one contract for each, in turn, marked slow."""
+    fast = [(name, CONTRACTS[i % len(CONTRACTS)]) for i, name in enumerate(names)]
+    return slow_but_for(fast, itertools.product(names, CONTRACTS))
+
+
+@pytest.mark.parametrize(("name", "contract"), in_turn(POLICIES))
 def test_a_hostile_policy(name: str, contract: str) -> None:
     world = World(shipped(contract))
     gaps = np.random.default_rng(1).choice([1.0, 1.0, 1.0, 0.2, 0.9, 1.3, 1.9, 3.0], 1000)
@@ -273,8 +280,7 @@ FAULTS: dict[str, Stream] = {
 }
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "contract"), in_turn(FAULTS))
 def test_a_fault_of_a_stream(name: str, contract: str) -> None:
     world, fault = World(shipped(contract)), FAULTS[name]
     first, last = 52.5, 56.0  # it lasts for so long

@@ -76,10 +76,16 @@ def test_intervals_resample_initial_states() -> None:
         assert together[name].value == apart[name].value
 
 
-def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
-    config = FailureConfig(detectors=("rnd",), alpha=0.1)
-    fit(config, episodes(60, 1), episodes(80, 2), tmp_path, policy_name="toy")
-    report = evaluate(tmp_path, episodes(40, 3))
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a detector."""
+    folder = tmp_path_factory.mktemp("fitted")
+    fit(FailureConfig(detectors=("rnd",), alpha=0.1), episodes(60, 1), episodes(80, 2), folder, policy_name="toy")
+    return folder
+
+
+def test_report_is_written_with_its_picture(fitted: Path, tmp_path: Path) -> None:
+    report = evaluate(fitted, episodes(40, 3))
     page = report.save(tmp_path)
     saved = json.loads((tmp_path / "failure.json").read_text())
     assert saved["facts"]["num_episodes"] == 40
@@ -101,12 +107,10 @@ def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["success", "failure"])
-def test_one_outcome_alone_cannot_be_measured(tmp_path: Path, keep: str) -> None:
-    config = FailureConfig(detectors=("rnd",), alpha=0.1)
-    fit(config, episodes(60, 1), episodes(80, 2), tmp_path, policy_name="toy")
+def test_one_outcome_alone_cannot_be_measured(fitted: Path, keep: str) -> None:
     held_out = episodes(40, 3)
     with pytest.raises(ValueError, match="needs both failures and successes"):
-        evaluate(tmp_path, held_out.select(held_out.success == (keep == "success")))
+        evaluate(fitted, held_out.select(held_out.success == (keep == "success")))
 
 
 def test_no_detectors_say_how_to_make_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from representatives import slow_but_for
 from test_lerobot_flow import SPEC, make
 
 from vla_rl.policies.fake_input import fake_observation
@@ -31,7 +32,7 @@ def assert_equal(ours: Any, expected: Any) -> None:
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-4, err_msg=field)
 
 
-@pytest.mark.parametrize("kind", FLOW_TYPES)
+@pytest.mark.parametrize("kind", slow_but_for(("pi0", "xvla"), FLOW_TYPES))
 @pytest.mark.parametrize(("method", "joint"), SAMPLERS)
 def test_chunks_paths_likelihoods_and_values_are_equal(kind, method, joint):
     eager, graphs = pair(kind, sampling={"method": method, "joint": joint})

@@ -16,6 +16,8 @@ from vla_rl.rewards.frames import RewardFrames
 from vla_rl.rewards.measure import ALL, judge_frames, measure
 from vla_rl.rewards.model import LearnedReward
 
+pytestmark = pytest.mark.slow  # 240 episodes and a fit.
+
 FITTED = {"steps": 200, "batch_size": 48, "max_false_success": 0.2}
 ONE_TASK = ENV.model_copy(update={"tasks": ("reach_red",)})
 

@@ -1,12 +1,11 @@
 """`vla-rl plan --memory`: fake tensors count what a real step allocates, at any size."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from representatives import slow_but_for
 from torch.profiler import ProfilerActivity, profile
 
 from vla_rl.algorithms.grpo import GRPOConfig
@@ -42,10 +41,6 @@ VARIANTS = {
 }
 
 
-def some_slow(names: Iterable[str], *slow: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
-
-
 def peak_by_the_allocator(run) -> int:
     """The most bytes that torch's CPU allocator had given out in `run`, from the profiler's record of each call."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -59,7 +54,7 @@ def peak_by_the_allocator(run) -> int:
     return peak
 
 
-@pytest.mark.parametrize("variant", some_slow(VARIANTS, "parallel, sdpa", "frozen vision, bf16"))
+@pytest.mark.parametrize("variant", slow_but_for(("parallel", "adapters"), VARIANTS))
 def test_the_estimate_is_within_15_percent_of_what_the_allocator_gives(variant):
     config = OpenVLAConfig(**{"precision": "fp32", "image_size": 32, **VARIANTS[variant]})
     fake = skeleton(config, SPEC, "cpu")
@@ -119,7 +114,7 @@ def episodes(policy, num: int) -> list[Episode]:
     return made
 
 
-@pytest.mark.parametrize("name", some_slow(UPDATES, "adapters", "checkpointed"))
+@pytest.mark.parametrize("name", slow_but_for(("full weights",), UPDATES))
 def test_the_peak_of_an_update_is_within_15_percent_of_what_the_allocator_gives(name):
     config = OpenVLAConfig(**{"image_size": 32, **UPDATES[name]})
     fake = skeleton(config, SPEC, "cpu")

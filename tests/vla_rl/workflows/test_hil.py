@@ -113,6 +113,7 @@ def here(*arguments: str) -> Result:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the actor outlives a learner that is killed")
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_actor_and_learner_are_killed_and_every_episode_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from pretend_device import pretending
+from representatives import slow_but_for
 
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.workflows.gpu_bench import large_policy, policy_matrix
@@ -22,9 +23,9 @@ from vla_rl.workflows.gpu_bench.record import Results
 from world_model.model.dynamics import VideoDynamics
 
 ROOT = Path(__file__).resolve().parents[4]
-# Of the two devices the fast tests take the cheaper one, and neither for `rates`, which the command measures in
-# test_gpu_bench_run.py, `imagination` and `act`, which others measure here, and `flow`, which imports all of lerobot.
-ON_CPU, ON_PRETEND = ("correctness", "runs", "memory", "rendering", "video"), ("update",)
+# `rl7b` is tried on both devices by test_rl7b.py; `rates` is measured by the command in test_gpu_bench_run.py,
+# `imagination` and `act` are measured by others here.
+OTHERS = [part for part in PARTS if part != "rl7b"]
 
 
 @pytest.fixture
@@ -40,18 +41,14 @@ def check(results: Results, part: str, device: str) -> None:
     assert finish(results) == 0
 
 
-def marked(parts, fast):
-    return [pytest.param(part, marks=() if part in fast else pytest.mark.slow) for part in parts]
-
-
-# `rl7b` on both: test_rl7b.py.
-@pytest.mark.parametrize("part", marked([part for part in PARTS if part != "rl7b"], ON_CPU))
+@pytest.mark.parametrize("part", slow_but_for(("correctness", "runs", "video"), OTHERS))
 def test_a_part_runs_whole_on_the_cpu(results, part):
     check(results, part, "cpu")
 
 
 # `memory` is tried on the CPU alone: its prediction watches weights, and a module watched so cannot be moved there.
-@pytest.mark.parametrize("part", marked([part for part in PARTS if part not in ("memory", "rl7b")], ON_PRETEND))
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [part for part in OTHERS if part != "memory"])
 def test_a_part_runs_whole_on_the_pretend_device(results, part):
     with pretending():
         check(results, part, "pretend")
