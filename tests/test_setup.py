@@ -328,7 +328,7 @@ def test_a_slow_test_is_due_when_it_or_what_it_imports_changes(
 
 
 def test_files_with_live_tests_run_after_the_others_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"a": "mark.live on_both_graphs", "b": "mark.slow mark.live", "c": "mark.slow", "d": "slow_but_for(", "e": ""}
+    files = {"a": "mark.live on_both_graphs", "b": "mark.slow mark.live", "c": "mark.slow", "d": "variants(", "e": ""}
     (tmp_path / "tests").mkdir()
     for name, marks in files.items():
         (tmp_path / "tests" / f"test_{name}.py").write_text(f'"""{marks}"""\n')
