@@ -41,9 +41,8 @@ TYPES = $(BIN)/basedpyright --level error && $(GL) $(BIN)/python scripts/weight.
 weight: setup-dev ## lines, options, imports in circles and more: what each is, its ceiling and its goal
 	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
-# Three parts side by side: the type checker, the tests that share the cores, and those against the clock (live), which
-# mostly wait, one after another; the first two give way to them (nice). A live test that fails is run once more at the
-# end, beside nothing: a machine that stands still for a second is no fault of the robot's. Both runs are shown. With
+# The tests against the clock (live), which mostly wait, run one after another beside the type checker, which gives way to
+# them (nice); then those that share the cores. A live test that fails is run once more at the end, beside nothing: a machine that stands still for a second is no fault of the robot's. Both runs are shown. With
 # ARGS, one of the two parts of tests may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest
 FAST = not slow and not gpu and not network
@@ -51,7 +50,8 @@ LIVE = $(PYTEST) -o cache_dir=.pytest_cache/live -m '$(FAST) and live' $(ARGS)
 test: setup-dev ## ruff, the type checker, the fast tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	@$(MAKE) --no-print-directory --jobs=3 test-types test-parallel test-live
+	@$(MAKE) --no-print-directory --jobs=2 test-types test-live
+	@$(MAKE) --no-print-directory test-parallel
 	@live=$$(cat .pytest_cache/live/status); \
 	[ $$live -ne 1 ] || { $(LIVE) --last-failed --last-failed-no-failures none; live=$$?; }; \
 	$(if $(ARGS),[ $$live -ne 5 ] || live=0;) exit $$live
@@ -60,7 +60,7 @@ test-types:
 	nice $(SHELL) -c '$(TYPES)'
 
 test-parallel:
-	nice env $(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test-live:
 	@mkdir -p .pytest_cache/live
