@@ -42,8 +42,9 @@ weight: setup-dev ## lines, options, imports in circles and more: what each is, 
 	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
 # The tests against the clock (live), which mostly wait, run one after another beside the type checker, which gives way to
-# them (nice); then those that share the cores. A live test that fails is run once more at the end, beside nothing: a machine that stands still for a second is no fault of the robot's. Both runs are shown. With
-# ARGS, one of the two parts of tests may have nothing to run (status 5).
+# them (nice); then those that share the cores. A live test that fails is run once more at the end, beside nothing: a
+# machine that stands still for a second is no fault of the robot's. Both runs are shown. With ARGS, one of the two parts
+# of tests may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest
 FAST = not slow and not gpu and not network
 LIVE = $(PYTEST) -o cache_dir=.pytest_cache/live -m '$(FAST) and live' $(ARGS)
