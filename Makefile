@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-types test-parallel test-live test-core test-slow test-slow-changed lint weight format docs pictures doctor constraints clean
+.PHONY: help setup setup-dev demo test test-types test-live test-core test-slow test-slow-changed lint weight format docs pictures doctor constraints clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -42,30 +42,24 @@ weight: setup-dev ## lines, options, imports in circles and more: what each is, 
 	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
 # The tests against the clock (live), which mostly wait, run one after another beside the type checker, which gives way to
-# them (nice); then those that share the cores. A live test that fails is run once more at the end, beside nothing: a
+# them (nice); then those that share the cores. A live test that fails is run once more, on processes of its own: a
 # machine that stands still for a second is no fault of the robot's. Both runs are shown. With ARGS, one of the two parts
 # of tests may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest
 FAST = not slow and not gpu and not network
-LIVE = $(PYTEST) -o cache_dir=.pytest_cache/live -m '$(FAST) and live' $(ARGS)
+LIVE = $(PYTEST) -m '$(FAST) and live' $(ARGS)
 test: setup-dev ## ruff, the type checker, the fast tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@$(MAKE) --no-print-directory --jobs=2 test-types test-live
-	@$(MAKE) --no-print-directory test-parallel
-	@live=$$(cat .pytest_cache/live/status); \
-	[ $$live -ne 1 ] || { $(LIVE) --last-failed --last-failed-no-failures none; live=$$?; }; \
-	$(if $(ARGS),[ $$live -ne 5 ] || live=0;) exit $$live
+	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test-types:
 	nice $(SHELL) -c '$(TYPES)'
 
-test-parallel:
-	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
-
 test-live:
-	@mkdir -p .pytest_cache/live
-	@$(LIVE) > .pytest_cache/live/log 2>&1; echo $$? > .pytest_cache/live/status; cat .pytest_cache/live/log
+	$(LIVE); live=$$?; [ $$live -ne 1 ] || { $(LIVE) --last-failed --last-failed-no-failures none; live=$$?; }; \
+	$(if $(ARGS),[ $$live -ne 5 ] || live=0;) exit $$live
 
 CORE = tests/vla_rl/algorithms tests/vla_rl/rollout tests/vla_rl/training tests/sim/tabletop tests/test_golden.py
 test-core: setup-dev ## the inner loop: types, algorithms, rollout, training, the tabletop

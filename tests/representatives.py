@@ -26,6 +26,6 @@ def slow_but_for(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     return [case if case in fast else as_slow(case) for case in cases]
 
 
-def variants(names: Iterable[str], more: Iterable[str] = ()) -> list[Any]:
-    """The names as parameters, slow but for the representatives and `more`."""
-    return slow_but_for(REPRESENTATIVES | {*more}, names)
+def variants(names: Iterable[str]) -> list[Any]:
+    """The names as parameters, slow but for the representatives."""
+    return slow_but_for(REPRESENTATIVES, names)

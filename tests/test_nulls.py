@@ -191,7 +191,7 @@ NOT_OF_A_FIRST_STEP = {
 }
 ONE_VALUE = {"filter_groups": False, "loss_reduction": "token_mean"}  # An episode's own weight was biased (|z| 15).
 BATCHES, GROUPS = 32, 12
-PLAIN_AND_EACH = slow_but_for(
+EACH_OPTION = slow_but_for(
     (("kind", "dr_grpo"), ("candidates", 2)), [("kind", "dr_grpo"), *((n, v) for n, vs in OPTIONS.items() for v in vs)]
 )
 
@@ -211,7 +211,7 @@ def gradients(algo: GRPOConfig, rollouts: list) -> Iterator[np.ndarray]:
         yield policy.logits.grad.flatten().numpy().copy()
 
 
-@pytest.mark.parametrize(("name", "value"), PLAIN_AND_EACH)
+@pytest.mark.parametrize(("name", "value"), EACH_OPTION)
 def test_doubly_robust_grpo_is_grpo_on_average(name: str, value: object, rollouts: list) -> None:
     options = {"filter_groups": False, "normalize_std": False, "micro_batch_size": 4096, name: value}
     plain = build_component("algo", {n: v for n, v in options.items() if n != "candidates"} | {"kind": "grpo"})
