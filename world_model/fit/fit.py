@@ -36,7 +36,6 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import FitStage, WorldModelConfig
-from world_model.data.body_moves import body_section
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
@@ -50,7 +49,7 @@ from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.replay import ImaginedSamples, Logits, RefitGuard, replay_logits, success_loss
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
-from world_model.fit.start import check_start, continue_in, for_env
+from world_model.fit.start import body_in, check_start, continue_in, for_env
 from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
@@ -157,7 +156,7 @@ class _Fit:
         if start is not None:
             check_start(start, spec, config)
         self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
-        body = start.metadata.body if start else body_section(env) if self.model.dynamics.needs_body else None
+        body = body_in(start, self.model, spec, env)
         if body and config.objects.steps:
             raise ConfigError(
                 "world_model.objects.steps: the objects part takes no dynamics with kinematics=body; set 0"
@@ -175,7 +174,7 @@ class _Fit:
         if start is not None:
             fitted_on = content_keys(self.data.learned(config))
             seen = {*start.metadata.datasets, *fitted_on}
-            metadata = continue_in(start, spec, self.data.fitted, config.start_from)
+            metadata = continue_in(start, spec, self.data.fitted, body, config.start_from)
             metadata, self.model = metadata.model_copy(update={"datasets": tuple(sorted(seen))}), start.config
         else:
             mean, std = state_statistics(self.data.fitted)

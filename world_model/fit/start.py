@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from vla_rl.config import ConfigError
+from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
+from world_model.data.body_moves import body_section
 from world_model.data.episodes import MAX_SCORE, EpisodeFrames, distances, state_statistics
 from world_model.fit.config import FitConfig
 from world_model.metadata import WorldModelMetadata
@@ -61,18 +63,31 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
             )
 
 
+def body_in(
+    start: WorldModel | None, model: WorldModelConfig, spec: EnvSpec, env: EnvConfig | None
+) -> dict[str, Any] | None:
+    """The section of the environment that moves the robot's body: that of `start`, unless the scene is another.
+
+    Raises:
+        ConfigError: the dynamics needs one, and `env` moves no body.
+    """
+    if start is not None and not _moved_cameras(start.metadata, spec):
+        return start.metadata.body
+    return body_section(env) if model.dynamics.needs_body else None
+
+
 def continue_in(
-    start: WorldModel, spec: EnvSpec, fitted: Sequence[EpisodeFrames], folder: str | None
+    start: WorldModel, spec: EnvSpec, fitted: Sequence[EpisodeFrames], body: dict[str, Any] | None, folder: str | None
 ) -> WorldModelMetadata:
     """Return the metadata of a world model that is fitted further in an environment.
 
     In the scene that it knows, the environment's tasks, and how long they take, come beside its own; numbers of the
     state that a new task takes far from where it knows them are then normalized by both. In another, where a camera
-    stands elsewhere, they take their place; states are then normalized by the episodes fitted on, and paths drawn
-    through the cameras as they stand there (all are changed in `start`).
+    stands elsewhere, they take their place; states are then normalized by the episodes fitted on, the body is moved by
+    that environment, and paths are drawn through the cameras as they stand there (all are changed in `start`).
 
     Args:
-        fitted: the episodes that are fitted on. folder: of `start`, for the log.
+        fitted: the episodes that are fitted on. body: see `body_in`. folder: of `start`, for the log.
     """
     known = start.metadata
     moved = _moved_cameras(known, spec)
@@ -87,8 +102,8 @@ def continue_in(
         len(known.tasks),
         ", ".join(spec.tasks),
     )
-    there = WorldModelMetadata.of(spec, *state_statistics(fitted))
-    changed = ("tasks", "horizon", "projections", "state_mean", "state_std")
+    there = WorldModelMetadata.of(spec, *state_statistics(fitted), body=body)
+    changed = ("tasks", "horizon", "projections", "state_mean", "state_std", "body")
     metadata = known.model_copy(update={name: getattr(there, name) for name in changed})
     _move_to(start, metadata)
     return metadata

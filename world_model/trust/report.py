@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 
 from pydantic import Field
@@ -15,7 +14,7 @@ from vla_rl.evaluation.signal import Calibration
 from vla_rl.evaluation.statistics import Figure
 from vla_rl.interfaces import Admission, TrustClip, TrustError, Verdict
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
-from world_model.trust.figures import MAX_AUC_FRAMES, bound_as_text, figure_info, with_evidence
+from world_model.trust.figures import bound_as_text, figure_info, with_evidence
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import PolicyRates
 
@@ -84,13 +83,6 @@ class TrustReport(Saved):
         """Control steps after which imagination should end, 0 where nothing holds; None: it was not measured."""
         measured = self.figure("trust_horizon")
         return None if measured is None else max(int(measured.value), 0)
-
-    @property
-    def auc_by_depth(self) -> tuple[Figure, ...]:
-        """AUC 0, 1, 2, ... frames after a real one, as far as it was measured; 0: judged on real frames."""
-        names = ("head_auc", *(f"auc_after_{frames}" for frames in range(1, MAX_AUC_FRAMES + 1)))
-        measured = takewhile(self.figures.__contains__, names)
-        return tuple(self.figures[name] for name in measured)
 
     def check(self, require: Mapping[str, Requirement]) -> list[Verdict]:
         """Hold the report against requirements, one verdict for each, those that refuse first."""

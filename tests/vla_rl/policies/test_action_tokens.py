@@ -46,7 +46,7 @@ def test_targets_are_the_tokens_that_do_the_same_and_0_stands_for_0_and_1():
 
 def test_openvlas_ids():
     tokenizer = ActionTokenizer(256)
-    first = tokenizer.first_id(32000)
+    first = 32000 - tokenizer.num_bins
     assert first == 31744
     assert first + tokenizer.encode(np.array([1.0, -1.0])).tolist()[0] == 31744
     assert first + tokenizer.encode(np.array([1.0, -1.0])).tolist()[1] == 31999
@@ -59,7 +59,7 @@ def test_agrees_with_the_formula_of_openvla():
     edges = np.linspace(-1, 1, 256)
     expected = 32000 - np.digitize(np.clip(actions, -1, 1), edges)
     tokenizer = ActionTokenizer(256)
-    np.testing.assert_array_equal(tokenizer.first_id(32000) + tokenizer.encode(actions), expected)
+    np.testing.assert_array_equal(32000 - tokenizer.num_bins + tokenizer.encode(actions), expected)
 
 
 def test_nan_is_refused():

@@ -91,6 +91,18 @@ def test_trust_and_further_fits_replay_their_episodes_by_themselves(episodes, un
     assert read_metadata(after)[1].body == BODY
 
 
+def test_a_fit_that_goes_on_in_another_scene_takes_the_body_that_moves_there(episodes, untrained, tmp_path):
+    kept = {"model": None, "autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}}
+    section, there = config(episodes, start_from=str(untrained), **kept), TABLETOP.model_copy(update={"looks": 0.3})
+    known = fit(section, there.env_spec(), tmp_path / "known", needs_threshold=False, env=there)
+    assert read_metadata(known)[1].body == BODY
+    moved = replace(there.env_spec(), projections={name: p + 0.2 for name, p in SPEC.projections.items()})
+    other = fit(section, moved, tmp_path / "other", needs_threshold=False, env=there)
+    assert read_metadata(other)[1].body == {**BODY, "looks": 0.3}
+    with pytest.raises(ConfigError, match=r"dynamics\.kinematics: got 'body', .* not none"):
+        fit(section, moved, tmp_path / "none", needs_threshold=False)
+
+
 def test_what_cannot_tell_where_the_body_is_is_refused(episodes, untrained, tmp_path):
     section = config(episodes, model=OF_BODY)
     with pytest.raises(

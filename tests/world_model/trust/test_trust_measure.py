@@ -190,11 +190,12 @@ def test_first_frames_which_the_success_networks_never_learned_are_not_asked_abo
 
 def test_auc_falls_with_the_frames_since_a_real_one() -> None:
     report = measure(BlockWorldModel(slip=0.35), TrustData(HELD_OUT), QUICK).report
-    depths = [figure.value for figure in report.auc_by_depth]
-    assert len(depths) == 4 and depths[0] == 1
+    assert "auc_after_4" not in report.figures
+    depths = [report.figures[name].value for name in ("head_auc", "auc_after_1", "auc_after_2", "auc_after_3")]
+    assert depths[0] == 1
     assert sorted(depths, reverse=True) == depths and depths[1] > depths[3]
     none = measure(BlockWorldModel(), TrustData(HELD_OUT[:6]), QUICK.model_copy(update={"auc_frames": 0})).report
-    assert len(none.auc_by_depth) == 1
+    assert "head_auc" in none.figures and "auc_after_1" not in none.figures
 
 
 def test_order_within_initial_states_where_several_episodes_share_one() -> None:

@@ -232,7 +232,3 @@ class ActionTokenizer:
         dims = np.arange(tokens.shape[-1])
         every = to_env(self.decode(np.arange(self.num_bins)[:, None].repeat(len(dims), 1))).T
         return tokens, every[dims] == every[dims, tokens][..., None]
-
-    def first_id(self, vocab_size: int) -> int:
-        """The vocabulary id of token 0, for an un-padded vocabulary of this size."""
-        return vocab_size - self.num_bins

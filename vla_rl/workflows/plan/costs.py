@@ -88,11 +88,6 @@ class Costs:
             raise ConfigError("plan: a cost is negative, infinite or not a number; measure anew")
 
     @property
-    def is_measured(self) -> bool:
-        """Whether every figure was measured, wherever that was."""
-        return all(source.startswith("measured") for source in self.sources.values())
-
-    @property
     def caveat(self) -> str:
         """What to know of rates on GPUs where acting or learning was measured on a CPU; else empty."""
         on_cpu = [name for name in ("act", "forward", "update") if ON_CPU in self.sources.get(name, "")]
